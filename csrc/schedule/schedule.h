@@ -1,0 +1,14 @@
+/* Device-affinity scheduling: an order of the instructions with few changes of device. */
+#ifndef FORGE_SCHEDULE_SCHEDULE_H
+#define FORGE_SCHEDULE_SCHEDULE_H
+
+#include "npuir/npuir.h"
+
+typedef struct ScheduleReport {
+    uint32_t transitions_before, transitions_after; /* each change of device along the order; entering and leaving the NPU count */
+} ScheduleReport;
+/* Sets ir->order to a topological order; host calls with effects keep their relative order. Never worse than program order. */
+MUST_USE Code schedule_plan(Context *ctx, Npuir *ir, ScheduleReport *report);
+uint32_t schedule_transitions(const Npuir *ir, const uint32_t *order);
+
+#endif

@@ -1,0 +1,68 @@
+"""The C core. Pointers are Python ints; buffers are anything with the buffer protocol (numpy arrays)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+VERSION: str
+TABLE_DTYPES: dict[str, list[tuple[str, str]]]  # "nodes", "values", "constants": numpy structured dtype fields
+VALUE_NONE: int  # absent operand
+MAX_RANK: int
+STEP_WORDS: int
+
+class OpInfo(TypedDict):
+    id: int
+    name: str
+    min_operands: int
+    max_operands: int | None
+    results: int | None
+    flags: list[str]
+    attrs: list[tuple[str, str]]  # (name, kind): in table order
+
+class HostResult:
+    """Not a class at run time: a host callback returns, for each result, either `(data_ptr, strides, keepalive)` for a
+    tensor result or the object itself for an opaque one (shape and dtype are those of the graph's value)."""
+
+def ops() -> list[OpInfo]: ...
+def dtypes() -> list[tuple[str, int, str]]: ...  # (name, bytes, class), index = wire number
+def passes() -> list[tuple[str, bool]]: ...  # (name, runs by default), in default order
+def targets() -> list[str]: ...
+def cpu_features() -> list[str]: ...  # what run-time dispatch found, e.g. ["avx2", "fma", "f16c"]
+def compile(
+    nodes: Any,
+    values: Any,
+    constants: Any,
+    operands: Any,  # uint32
+    attrs: Any,  # int64
+    dims: Any,  # int64
+    outputs: Any,  # uint32
+    strings: Sequence[str],
+    sources: Sequence[str],
+    *,
+    target: str = "cpu",
+    passes: str = "default",
+    alpha: float = 1.0,
+    autotune: bool = False,
+    keep_text: bool = False,
+    executable: bool = True,
+    pack: bool = True,
+    threads: int = 1,
+    keepalive: object = None,  # owners of the constants' memory, held as long as the program
+) -> Program: ...
+def optimize_text(text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0) -> str: ...
+
+class Program:
+    def run(
+        self,
+        inputs: Sequence[Any],  # int address of row-major memory, or the object of an opaque input
+        outputs: Sequence[int],  # int address for each graph output; 0 for opaque ones
+        host: Callable[[int, list[Any]], Sequence[Any]] | None = None,
+    ) -> list[Any] | None:
+        """Runs once, GIL released but in `host`. `host(callee, args)`: args are DLPack capsules for tensors (valid during the
+        call only) and the objects themselves for opaque operands. Returns the opaque outputs in output order (None in the
+        others' places), or None if there are none."""
+    def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
+    def report(self) -> dict[str, Any]: ...
+    """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms, alloc_ms,
+    schedule_ms, pack_ms, nodes_table, nodes_final (executed instructions), alpha, remarks [{pass, text, source, count}],
+    buffers {virtual, physical, rho, arena_bytes, lower_bound_bytes}, transitions {before, after}, placement {device: count},
+    packed_bytes, arena_bytes {device: bytes}, instructions {op name: count}."""
