@@ -1,0 +1,42 @@
+#include "base/status.h"
+
+#include <stdio.h>
+#include <string.h>
+
+Code fail(Context *ctx, Code code, const char *format, ...) {
+    if (ctx->code == CODE_OK) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(ctx->text, sizeof ctx->text, format, args);
+        va_end(args);
+        ctx->code = code;
+    }
+    return code;
+}
+
+void fail_prefix(Context *ctx, const char *format, ...) {
+    char joined[ERROR_TEXT_MAX];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(joined, sizeof joined, format, args);
+    va_end(args);
+    if (n < 0) return;
+    size_t used = (size_t)n < sizeof joined ? (size_t)n : sizeof joined - 1;
+    size_t room = sizeof joined - used, rest = strlen(ctx->text);
+    if (room > 3) {
+        if (rest > room - 3) rest = room - 3; /* cut the end, not the prefix */
+        memcpy(joined + used, ": ", 2);
+        memcpy(joined + used + 2, ctx->text, rest);
+        joined[used + 2 + rest] = 0;
+    }
+    memcpy(ctx->text, joined, sizeof joined);
+}
+
+void context_init(Context *ctx) {
+    memset(ctx, 0, sizeof *ctx);
+}
+
+Code check_cancelled(Context *ctx) {
+    if (ctx->cancelled && ctx->cancelled(ctx->user)) return fail(ctx, CODE_CANCELLED, "cancelled");
+    return CODE_OK;
+}
