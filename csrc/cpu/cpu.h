@@ -1,0 +1,37 @@
+/* The host kernels' own table: each operator's `run` and its helpers, listed by kernels.c. */
+#ifndef FORGE_CPU_CPU_H
+#define FORGE_CPU_CPU_H
+
+#include "exec/kernel.h"
+
+/* Code in files named *_avx2.c runs only where this holds. */
+static inline bool cpu_has_avx2(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+/* --- contractions: linear.c, matmul.c, conv.c, attention.c ---------------------------------------------------------- */
+Code linear_run(KernelCall *call);
+int64_t linear_scratch(const Graph *g, const Node *node, int threads);
+int64_t linear_prepared_bytes(const Graph *g, const Node *node);
+Code linear_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
+Code matmul_run(KernelCall *call);
+int64_t matmul_scratch(const Graph *g, const Node *node, int threads);
+Code conv_run(KernelCall *call);
+int64_t conv_scratch(const Graph *g, const Node *node, int threads);
+Code attention_run(KernelCall *call); /* strided_out */
+int64_t attention_scratch(const Graph *g, const Node *node, int threads);
+
+/* --- rows: norm.c, softmax.c, rope.c ------------------------------------------------------------------------------- */
+Code layer_norm_run(KernelCall *call); /* contiguous: 0, 1, 2, 3 */
+Code rms_norm_run(KernelCall *call);   /* contiguous: 0, 1, 2 */
+Code group_norm_run(KernelCall *call); /* contiguous: 0, 1, 2 */
+int64_t norm_scratch(const Graph *g, const Node *node, int threads); /* of the three */
+Code softmax_run(KernelCall *call);    /* and log_softmax; contiguous: 0; in place: 0 */
+int64_t softmax_scratch(const Graph *g, const Node *node, int threads);
+Code rope_run(KernelCall *call);       /* strided_out */
+
+#endif
