@@ -1,0 +1,178 @@
+/* Building an executor: everything that a run would otherwise have to look up is worked out here once. */
+#include <string.h>
+
+#include "exec/frame.h"
+
+const char *where_of(const Npuir *ir, const Node *node) {
+    const Graph *g = ir->graph;
+    if (node->source >= 0 && (uint32_t)node->source < g->n_sources) return g->sources[node->source];
+    return "unknown source";
+}
+
+static Code check_runnable(Context *ctx, const Npuir *ir, const Instr *instr, const Kernel *kernel) {
+    const char *op = op_info(instr->op)->name;
+    if (instr->device != DEVICE_CPU)
+        return fail(ctx, CODE_UNSUPPORTED, "%s (%s) is placed on the %s, which is not there to run it", op,
+                    where_of(ir, instr->node), device_name(instr->device));
+    if (!kernel && instr->op != OP_host)
+        return fail(ctx, CODE_UNSUPPORTED, "%s (%s) has no host kernel", op, where_of(ir, instr->node));
+    for (uint32_t k = 0; k < instr->n_in; k++) {
+        if (instr->in[k] == REG_NONE) continue;
+        const Buffer *buffer = &ir->buffers[ir->regs[instr->in[k]].buffer];
+        if (buffer->space != SPACE_CONSTANT) continue;
+        const Constant *constant = &ir->graph->constants[buffer->index];
+        if (!constant->data && buffer->bytes > 0)
+            return fail(ctx, CODE_UNSUPPORTED, "constant '%s' has a shape but no data: it can be planned, not run",
+                        constant->name ? constant->name : "");
+    }
+    return CODE_OK;
+}
+
+static void describe(Tensor *tensor, DType dtype, uint8_t rank, const int64_t *shape, const int64_t *strides) {
+    tensor->dtype = dtype;
+    tensor->rank = rank;
+    for (uint8_t d = 0; d < rank; d++) {
+        tensor->shape[d] = shape[d];
+        if (strides) tensor->strides[d] = strides[d];
+    }
+}
+
+/* Types of all arguments. A result that nothing uses has no register, but a host call must know what it is. */
+static void describe_args(Executor *e, const Task *task) {
+    const Npuir *ir = e->ir;
+    const Instr *instr = task->instr;
+    for (uint32_t k = 0; k < instr->n_in + instr->n_out; k++) {
+        RegId reg = k < instr->n_in ? instr->in[k] : instr->out[k - instr->n_in];
+        Tensor *tensor = &e->args[task->first_arg + k];
+        if (reg != REG_NONE) {
+            const Register *r = &ir->regs[reg];
+            describe(tensor, r->dtype, r->rank, r->shape, r->strides);
+        } else if (k >= instr->n_in) {
+            const Value *value = graph_value(ir->graph, node_result(instr->node, k - instr->n_in));
+            describe(tensor, value->dtype, value->rank, value->shape, NULL);
+        }
+    }
+}
+
+static Code make_tasks(Context *ctx, Executor *e, KernelFn kernels) {
+    const Npuir *ir = e->ir;
+    TRY(ARENA_NEW(ctx, &e->memory, ir->n_instrs, &e->tasks));
+    for (uint32_t t = 0; t < ir->n_instrs; t++) {
+        const Instr *instr = &ir->instrs[ir->order[t]];
+        Task *task = &e->tasks[t];
+        task->instr = instr;
+        task->kernel = instr->op == OP_host ? NULL : kernels(instr->op);
+        TRY(check_runnable(ctx, ir, instr, task->kernel));
+        task->scratch = instr->scratch == BUFFER_NONE ? -1 : ir->buffers[instr->scratch].offset;
+        task->first_arg = e->n_args;
+        e->n_args += instr->n_in + instr->n_out;
+        if (instr->op == OP_host) task->call = e->n_calls++;
+    }
+    e->n_tasks = ir->n_instrs;
+    TRY(ARENA_NEW(ctx, &e->memory, e->n_args, &e->args));
+    for (uint32_t t = 0; t < e->n_tasks; t++) describe_args(e, &e->tasks[t]);
+    return CODE_OK;
+}
+
+/* Sorts the arguments by the buffer that they look into, so that placing a buffer is one walk over its patches. */
+static Code make_patches(Context *ctx, Executor *e) {
+    const Npuir *ir = e->ir;
+    TRY(ARENA_NEW(ctx, &e->memory, ir->n_buffers + 2, &e->patch_start));
+    TRY(ARENA_NEW(ctx, &e->memory, e->n_args, &e->patches));
+    /* Counted two places ahead: filling in moves each start one buffer on, to where it belongs. */
+    for (int filling = 0; filling < 2; filling++) {
+        for (uint32_t t = 0; t < e->n_tasks; t++) {
+            const Instr *instr = e->tasks[t].instr;
+            for (uint32_t k = 0; k < instr->n_in + instr->n_out; k++) {
+                RegId reg = k < instr->n_in ? instr->in[k] : instr->out[k - instr->n_in];
+                if (reg == REG_NONE) continue;
+                const Register *r = &ir->regs[reg];
+                if (filling) {
+                    Patch *patch = &e->patches[e->patch_start[r->buffer + 1]++];
+                    patch->arg = e->tasks[t].first_arg + k;
+                    patch->bytes = r->dtype == DTYPE_OBJECT ? 0 : r->offset * (int64_t)dtype_size(r->dtype);
+                } else {
+                    e->patch_start[r->buffer + 2]++;
+                }
+            }
+        }
+        if (!filling)
+            for (uint32_t b = 0; b < ir->n_buffers; b++) e->patch_start[b + 2] += e->patch_start[b + 1];
+    }
+    return CODE_OK;
+}
+
+/* Constants never move: they are bound in the model. Inputs, outputs and objects that are inputs come with each call. */
+static Code bind_fixed(Context *ctx, Executor *e) {
+    const Npuir *ir = e->ir;
+    TRY(ARENA_NEW(ctx, &e->memory, ir->n_objects, &e->object_input));
+    memset(e->object_input, 0xff, ir->n_objects * sizeof *e->object_input);
+    for (uint32_t i = 0; i < ir->n_inputs; i++) {
+        if (ir->inputs[i] == REG_NONE) continue;
+        const Buffer *buffer = &ir->buffers[ir->regs[ir->inputs[i]].buffer];
+        if (buffer->space == SPACE_OBJECT) e->object_input[buffer->index] = i;
+    }
+    TRY(ARENA_NEW(ctx, &e->memory, ir->n_buffers, &e->borders));
+    for (BufferId b = 0; b < ir->n_buffers; b++) {
+        const Buffer *buffer = &ir->buffers[b];
+        bool object_input = buffer->space == SPACE_OBJECT && e->object_input[buffer->index] != UINT32_MAX;
+        if (buffer->space == SPACE_CONSTANT)
+            bind_buffer(e, e->args, b, address_or_nothing(ir->graph->constants[buffer->index].data, e->args));
+        else if (buffer->space == SPACE_INPUT || buffer->space == SPACE_OUTPUT || object_input)
+            e->borders[e->n_borders++] = b;
+    }
+    return CODE_OK;
+}
+
+/* When each hold may go: after the last task that looks into a buffer that it keeps. Objects that are handed out stay. */
+static Code make_drops(Context *ctx, Executor *e) {
+    const Npuir *ir = e->ir;
+    enum { NEVER = UINT32_MAX };
+    uint32_t n_holds = e->n_calls + ir->n_objects;
+    uint32_t *last_use, *last;
+    TRY(ARENA_NEW(ctx, &e->memory, ir->n_buffers, &last_use));
+    TRY(ARENA_NEW(ctx, &e->memory, n_holds, &last));
+    TRY(ARENA_NEW(ctx, &e->memory, n_holds, &e->drops));
+    for (uint32_t t = 0; t < e->n_tasks; t++) {
+        const Instr *instr = e->tasks[t].instr;
+        for (uint32_t k = 0; k < instr->n_in + instr->n_out; k++) {
+            RegId reg = k < instr->n_in ? instr->in[k] : instr->out[k - instr->n_in];
+            if (reg != REG_NONE) last_use[ir->regs[reg].buffer] = t;
+        }
+    }
+    for (uint32_t i = 0; i < ir->n_outputs; i++) last_use[ir->regs[ir->outputs[i]].buffer] = NEVER;
+
+    memset(last, 0xff, n_holds * sizeof *last);
+    for (uint32_t t = 0; t < e->n_tasks; t++) {
+        const Task *task = &e->tasks[t];
+        if (task->kernel) continue;
+        uint32_t end = t;
+        for (uint32_t k = 0; k < task->instr->n_out; k++) {
+            if (task->instr->out[k] == REG_NONE) continue;
+            BufferId b = ir->regs[task->instr->out[k]].buffer;
+            if (ir->buffers[b].space == SPACE_OBJECT)
+                last[e->n_calls + ir->buffers[b].index] = last_use[b];
+            else if (last_use[b] > end)
+                end = last_use[b];
+        }
+        last[task->call] = end;
+    }
+    for (uint32_t h = 0; h < n_holds; h++)
+        if (last[h] != NEVER) e->tasks[last[h]].n_drops++;
+    for (uint32_t t = 1; t < e->n_tasks; t++)
+        e->tasks[t].first_drop = e->tasks[t - 1].first_drop + e->tasks[t - 1].n_drops;
+    for (uint32_t t = 0; t < e->n_tasks; t++) e->tasks[t].n_drops = 0;
+    for (uint32_t h = 0; h < n_holds; h++) {
+        if (last[h] == NEVER) continue;
+        Task *task = &e->tasks[last[h]];
+        e->drops[task->first_drop + task->n_drops++] = h;
+    }
+    return CODE_OK;
+}
+
+Code executor_build(Context *ctx, Executor *e, KernelFn kernels) {
+    TRY(make_tasks(ctx, e, kernels));
+    TRY(make_patches(ctx, e));
+    TRY(bind_fixed(ctx, e));
+    return make_drops(ctx, e);
+}

@@ -1,0 +1,88 @@
+/* Frames: the memory of one call, and the list of those that wait for the next. */
+#include "exec/frame.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { HUGE_PAGE = 2 << 20 };
+
+static bool allocation_fails(Context *ctx) {
+    return ctx->fail_allocation && --ctx->fail_allocation == 0;
+}
+
+Code memory_aligned(Context *ctx, size_t bytes, char **out) {
+    void *memory = NULL;
+    bool huge = bytes >= 2 * HUGE_PAGE;
+    *out = NULL;
+    if (allocation_fails(ctx) || posix_memalign(&memory, huge ? HUGE_PAGE : 64, bytes ? bytes : 64) != 0)
+        return fail(ctx, CODE_NO_MEMORY, "out of memory: %zu bytes for the executor", bytes);
+    if (huge) (void)madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: without it all works, slower */
+    *out = memory;
+    return CODE_OK;
+}
+
+void bind_buffer(const Executor *e, Tensor *args, BufferId b, void *base) {
+    for (uint32_t p = e->patch_start[b]; p < e->patch_start[b + 1]; p++)
+        args[e->patches[p].arg].data = (char *)base + e->patches[p].bytes;
+}
+
+static Code frame_create(Context *ctx, const Executor *e, Frame **out) {
+    const Npuir *ir = e->ir;
+    *out = NULL;
+    Frame *frame = allocation_fails(ctx) ? NULL : calloc(1, sizeof *frame);
+    if (!frame) return fail(ctx, CODE_NO_MEMORY, "out of memory: frame of a call");
+    char *args = NULL;
+    Code code = memory_aligned(ctx, (size_t)ir->arena_bytes[DEVICE_CPU], &frame->arena);
+    if (code == CODE_OK) code = memory_aligned(ctx, e->n_args * sizeof(Tensor), &args);
+    frame->args = (Tensor *)(void *)args;
+    if (code == CODE_OK) {
+        size_t n_holds = (size_t)e->n_calls + ir->n_objects;
+        frame->holds = allocation_fails(ctx) ? NULL : calloc(n_holds + 1, sizeof(void *));
+        if (!frame->holds) code = fail(ctx, CODE_NO_MEMORY, "out of memory: frame of a call");
+    }
+    if (code != CODE_OK) {
+        frame_destroy(frame);
+        return code;
+    }
+    memcpy(frame->args, e->args, e->n_args * sizeof(Tensor));
+    for (BufferId b = 0; b < ir->n_buffers; b++)
+        if (ir->buffers[b].space == SPACE_ARENA) bind_buffer(e, frame->args, b, frame->arena + ir->buffers[b].offset);
+    *out = frame;
+    return CODE_OK;
+}
+
+void frame_destroy(Frame *frame) {
+    free(frame->arena);
+    free(frame->args);
+    free(frame->holds);
+    free(frame);
+}
+
+static void lock(Executor *e) {
+    int me = (int)getpid();
+    for (;;) {
+        int holder = 0;
+        if (atomic_compare_exchange_weak(&e->lock, &holder, me)) return;
+        if (holder != 0 && holder != me && atomic_compare_exchange_strong(&e->lock, &holder, me)) return;
+        sched_yield();
+    }
+}
+
+/* Both critical sections change the list by one store, so a fork() in the middle leaves a list that is whole. */
+Code frame_take(Context *ctx, Executor *e, Frame **out) {
+    lock(e);
+    *out = e->free;
+    if (*out) e->free = (*out)->next;
+    atomic_store(&e->lock, 0);
+    return *out ? CODE_OK : frame_create(ctx, e, out);
+}
+
+void frame_give(Executor *e, Frame *frame) {
+    lock(e);
+    frame->next = e->free;
+    e->free = frame;
+    atomic_store(&e->lock, 0);
+}
