@@ -32,7 +32,7 @@ const OpInfo *op_info(Op op) {
 }
 
 bool op_from_name(const char *name, size_t length, Op *out) {
-    for (int op = 0; op < OP_COUNT; op++) {
+    for (int op = 0; length && op < OP_COUNT; op++) {
         if (ops[op].name[0] == name[0] && strlen(ops[op].name) == length && memcmp(ops[op].name, name, length) == 0) {
             *out = (Op)op;
             return true;
