@@ -20,6 +20,7 @@
  * it; an integer has not. Strides are left out when row major, elements when there are more than 32 or no data: such a
  * constant is external and has no data after parsing. `host` nodes print their operator's name as a string. */
 #include "graph/program.h"
+#include "graph/text_print.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -137,7 +138,7 @@ static bool attr_is_default(AttrName name, const Attr *attr) {
     }
 }
 
-static void print_attrs(Text *text, const Graph *g, const Node *node) {
+void graph_print_attrs(Text *text, const Graph *g, const Node *node) {
     const OpInfo *info = op_info(node->op);
     const char *separator = " {";
     for (int k = 0; k < info->n_attrs; k++) {
@@ -212,7 +213,7 @@ static void print_elements(Text *text, const Constant *c, int64_t count) {
     text_add(text, "]");
 }
 
-static void print_constant(Text *text, const Constant *c) {
+void graph_print_constant(Text *text, const Constant *c) {
     int64_t count = 1, stride = 1;
     bool row_major = true;
     for (int d = c->rank - 1; d >= 0; d--) {
@@ -233,6 +234,20 @@ static bool is_word(const char *s) {
     return *s && s[strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.$/:-")] == 0;
 }
 
+void graph_print_constant_name(Text *text, const Constant *constant) {
+    if (!constant->name || !constant->name[0]) return;
+    text_add(text, " @");
+    if (is_word(constant->name)) text_add(text, "%s", constant->name);
+    else print_string(text, constant->name);
+}
+
+void graph_print_loc(Text *text, const Graph *g, int32_t source) {
+    if (source < 0 || (uint32_t)source >= g->n_sources) return;
+    text_add(text, " loc(");
+    print_string(text, g->sources[source]);
+    text_add(text, ")");
+}
+
 static void print_node(Text *text, const Graph *g, const Node *node) {
     const Constant *constant = NULL;
     text_add(text, "  ");
@@ -241,29 +256,21 @@ static void print_node(Text *text, const Graph *g, const Node *node) {
     if (node->op == OP_constant) {
         int64_t index = node_int(node, ATTR_index);
         if (index >= 0 && index < (int64_t)g->n_constants) constant = &g->constants[index];
-        if (constant && constant->name && constant->name[0]) {
-            text_add(text, " @");
-            if (is_word(constant->name)) text_add(text, "%s", constant->name);
-            else print_string(text, constant->name);
-        }
+        if (constant) graph_print_constant_name(text, constant);
     }
     for (uint32_t k = 0; k < node->n_operands; k++) {
         text_add(text, k ? ", " : " ");
         print_value(text, g, node->operands[k]);
     }
-    print_attrs(text, g, node);
+    graph_print_attrs(text, g, node);
     for (uint32_t k = 0; k < node->n_results; k++) {
         const Value *value = graph_value(g, node_result(node, k));
         text_add(text, "%s%s[", k ? ", " : " : ", dtype_name(value->dtype));
         print_ints(text, value->shape, value->rank, ",");
         text_add(text, "]");
     }
-    if (constant) print_constant(text, constant);
-    if (node->source >= 0 && (uint32_t)node->source < g->n_sources) {
-        text_add(text, " loc(");
-        print_string(text, g->sources[node->source]);
-        text_add(text, ")");
-    }
+    if (constant) graph_print_constant(text, constant);
+    graph_print_loc(text, g, node->source);
     text_add(text, "\n");
 }
 
