@@ -24,7 +24,7 @@ typedef EwFault (*EwFn)(void *dst, const EwSrc *src, int64_t n);
 enum {
     EW_CHUNK = 1024,
     EW_BUFFER = 32 << 10, /* working memory of a run, on the stack */
-    EW_MAX_MICRO = 2 * PROGRAM_MAX_STEPS + PROGRAM_MAX_INPUTS + 2,
+    EW_MAX_MICRO = 3 * PROGRAM_MAX_STEPS + PROGRAM_MAX_INPUTS + 2,
 };
 
 typedef enum EwRefKind { EW_NONE, EW_INPUT, EW_SLOT, EW_IMMEDIATE } EwRefKind;
@@ -42,7 +42,7 @@ typedef struct EwProgram {
     uint32_t n_micro, n_inputs, n_slots, n_immediates;
     uint8_t slot_bytes; /* a slot's bytes an element: 4 or 8 */
     DType result;
-    DType input[PROGRAM_MAX_INPUTS];
+    DType input[PROGRAM_MAX_INPUTS]; /* as given: f32 for an accumulator */
     EwMicro micro[EW_MAX_MICRO];
     uint64_t immediates[2 * PROGRAM_MAX_STEPS];
 } EwProgram;

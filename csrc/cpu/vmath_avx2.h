@@ -29,6 +29,93 @@ static inline __m256 v_exp(__m256 x) {
     return v_scale(p, _mm256_cvtps_epi32(n));
 }
 
+static inline __m256 v_abs(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+static inline __m256 v_copysign(__m256 x, __m256 sign) {
+    __m256 bit = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_andnot_ps(bit, x), _mm256_and_ps(bit, sign));
+}
+
+/* log: x = 2^e (1 + m), -1/3 <= m <= 1/3, polynomial in m. 0 gives -inf, negative numbers NaN. */
+static inline __m256 v_log(__m256 x) {
+    __m256 tiny = _mm256_cmp_ps(x, _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ);
+    __m256 a = _mm256_blendv_ps(x, _mm256_mul_ps(x, _mm256_set1_ps(0x1p23f)), tiny);
+    __m256i bits = _mm256_castps_si256(a);
+    __m256i e = _mm256_and_si256(_mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f2aaaab)), _mm256_set1_epi32((int)0xff800000));
+    __m256 m = _mm256_sub_ps(_mm256_castsi256_ps(_mm256_sub_epi32(bits, e)), _mm256_set1_ps(1.0f));
+    __m256 i = _mm256_fmadd_ps(_mm256_cvtepi32_ps(e), _mm256_set1_ps(0x1p-23f),
+                               _mm256_and_ps(tiny, _mm256_set1_ps(-23.0f)));
+    __m256 s = _mm256_mul_ps(m, m);
+    __m256 r = _mm256_fmadd_ps(_mm256_set1_ps(-0.130310059f), s, _mm256_set1_ps(-0.121483512f));
+    __m256 t = _mm256_fmadd_ps(_mm256_set1_ps(0.140869141f), s, _mm256_set1_ps(0.139814854f));
+    r = _mm256_fmadd_ps(r, s, _mm256_set1_ps(-0.166846126f));
+    t = _mm256_fmadd_ps(t, s, _mm256_set1_ps(0.200120345f));
+    r = _mm256_fmadd_ps(r, s, _mm256_set1_ps(-0.249996200f));
+    r = _mm256_fmadd_ps(t, m, r);
+    r = _mm256_fmadd_ps(r, m, _mm256_set1_ps(0.333331972f));
+    r = _mm256_fmadd_ps(r, m, _mm256_set1_ps(-0.5f));
+    r = _mm256_fmadd_ps(r, s, m);
+    r = _mm256_fmadd_ps(i, _mm256_set1_ps(0.693147182f), r);
+    __m256 inf = _mm256_set1_ps(__builtin_inff()), zero = _mm256_setzero_ps();
+    r = _mm256_blendv_ps(r, x, _mm256_cmp_ps(x, inf, _CMP_EQ_OQ));
+    r = _mm256_blendv_ps(r, _mm256_sub_ps(zero, inf), _mm256_cmp_ps(x, zero, _CMP_EQ_OQ));
+    return _mm256_blendv_ps(r, _mm256_set1_ps(__builtin_nanf("")), _mm256_cmp_ps(x, zero, _CMP_NGE_UQ));
+}
+
+/* tanh: an odd polynomial below 0.625, 1 - 2 / (exp(2 |x|) + 1) above. */
+static inline __m256 v_tanh(__m256 x) {
+    __m256 z = _mm256_mul_ps(x, x), a = v_abs(x), one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f);
+    __m256 p = _mm256_set1_ps(-5.70498872745e-3f);
+    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(2.06390887954e-2f));
+    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-5.37397155531e-2f));
+    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(1.33314422036e-1f));
+    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-3.33332819422e-1f));
+    p = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
+    __m256 q = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(v_exp(_mm256_add_ps(a, a)), one)));
+    return _mm256_blendv_ps(p, v_copysign(q, x), _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_GE_OQ));
+}
+
+/* erf: an odd polynomial in the middle, 1 - exp(polynomial of |x|) outside. */
+static inline __m256 v_erf(__m256 x) {
+    __m256 t = v_abs(x), s = _mm256_mul_ps(x, x);
+    __m256 p = _mm256_set1_ps(-5.96761703e-4f);
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(4.99119423e-3f));
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(-2.67681349e-2f));
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(1.12819925e-1f));
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(-3.76125336e-1f));
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(1.28379166e-1f));
+    p = _mm256_fmadd_ps(p, x, x);
+    __m256 r = _mm256_fmadd_ps(_mm256_set1_ps(-1.72853470e-5f), t, _mm256_set1_ps(3.83197126e-4f));
+    __m256 u = _mm256_fmadd_ps(_mm256_set1_ps(-3.88396438e-3f), t, _mm256_set1_ps(2.42546219e-2f));
+    r = _mm256_fmadd_ps(r, s, u);
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-1.06777877e-1f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-6.34846687e-1f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-1.28717512e-1f));
+    r = _mm256_fmsub_ps(r, t, t);
+    r = v_copysign(_mm256_sub_ps(_mm256_set1_ps(1.0f), v_exp(r)), x);
+    return _mm256_blendv_ps(p, r, _mm256_cmp_ps(t, _mm256_set1_ps(0.927734375f), _CMP_GT_OQ));
+}
+
+/* sin (quadrant 0) and cos (quadrant 1) for |x| <= V_TRIG_MAX: x = n pi/2 + r with pi/2 in three parts. */
+#define V_TRIG_MAX 48000.0f
+static inline __m256 v_trig(__m256 x, int quadrant) {
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.636619747f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(quadrant));
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.57079601e+00f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(3.13916473e-07f), r);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(5.39030253e-15f), r);
+    __m256 s = _mm256_mul_ps(r, r);
+    __m256 sine = _mm256_fmadd_ps(_mm256_set1_ps(2.86567956e-6f), s, _mm256_set1_ps(-1.98559923e-4f));
+    sine = _mm256_fmadd_ps(sine, s, _mm256_set1_ps(8.33338592e-3f));
+    sine = _mm256_fmadd_ps(sine, s, _mm256_set1_ps(-1.66666672e-1f));
+    sine = _mm256_fmadd_ps(sine, _mm256_mul_ps(r, s), r);
+    __m256 cosine = _mm256_fmadd_ps(_mm256_set1_ps(2.44677067e-5f), s, _mm256_set1_ps(-1.38877297e-3f));
+    cosine = _mm256_fmadd_ps(cosine, s, _mm256_set1_ps(4.16666567e-2f));
+    cosine = _mm256_fmadd_ps(cosine, s, _mm256_set1_ps(-0.5f));
+    cosine = _mm256_fmadd_ps(cosine, s, _mm256_set1_ps(1.0f));
+    __m256 y = _mm256_blendv_ps(sine, cosine, _mm256_castsi256_ps(_mm256_slli_epi32(q, 31)));
+    return _mm256_xor_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(q, 1), 31)));
+}
+
 /* Lanes 0..count-1 set, for maskload and maskstore; 0 <= count <= 8. */
 static inline __m256i v_tail(int count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
