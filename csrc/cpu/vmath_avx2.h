@@ -71,7 +71,7 @@ static inline __m256 v_tanh(__m256 x) {
     p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-3.33332819422e-1f));
     p = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
     __m256 q = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(v_exp(_mm256_add_ps(a, a)), one)));
-    return _mm256_blendv_ps(p, v_copysign(q, x), _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_GE_OQ));
+    return v_copysign(_mm256_blendv_ps(p, q, _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_GE_OQ)), x); /* -0 too */
 }
 
 /* erf: an odd polynomial in the middle, 1 - exp(polynomial of |x|) outside. */
@@ -113,7 +113,9 @@ static inline __m256 v_trig(__m256 x, int quadrant) {
     cosine = _mm256_fmadd_ps(cosine, s, _mm256_set1_ps(-0.5f));
     cosine = _mm256_fmadd_ps(cosine, s, _mm256_set1_ps(1.0f));
     __m256 y = _mm256_blendv_ps(sine, cosine, _mm256_castsi256_ps(_mm256_slli_epi32(q, 31)));
-    return _mm256_xor_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(q, 1), 31)));
+    y = _mm256_xor_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(q, 1), 31)));
+    if (quadrant == 0) y = _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ)); /* keeps -0 */
+    return y;
 }
 
 /* Lanes 0..count-1 set, for maskload and maskstore; 0 <= count <= 8. */
