@@ -20,7 +20,8 @@ class OpInfo(TypedDict):
 
 class HostResult:
     """Not a class at run time: a host callback returns, for each result, either `(data_ptr, strides, keepalive)` for a
-    tensor result or the object itself for an opaque one (shape and dtype are those of the graph's value)."""
+    tensor result or the object itself for an opaque one (shape and dtype are those of the graph's value). The memory must be
+    row major and not be that of an argument; `keepalive` owns it and is dropped after the result's last use."""
 
 def ops() -> list[OpInfo]: ...
 def dtypes() -> list[tuple[str, int, str]]: ...  # (name, bytes, class), index = wire number
@@ -47,6 +48,7 @@ def compile(
     pack: bool = True,
     threads: int = 1,
     keepalive: object = None,  # owners of the constants' memory, held as long as the program
+    fail_allocation: int = 0,  # for tests: the Nth allocation fails with MemoryError
 ) -> Program: ...
 def optimize_text(text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0) -> str: ...
 
@@ -57,8 +59,8 @@ class Program:
         outputs: Sequence[int],  # int address for each graph output; 0 for opaque ones
         host: Callable[[int, list[Any]], Sequence[Any]] | None = None,
     ) -> list[Any] | None:
-        """Runs once, GIL released but in `host`. `host(callee, args)`: args are DLPack capsules for tensors (valid during the
-        call only) and the objects themselves for opaque operands. Returns the opaque outputs in output order (None in the
+        """Runs once, GIL released but in `host`. The caller keeps all memory alive. `host(callee, args)`: args are DLPack
+        capsules for tensors (valid during the call only), the objects themselves for opaque operands, None for absent ones. Returns the opaque outputs in output order (None in the
         others' places), or None if there are none."""
     def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
     def report(self) -> dict[str, Any]: ...

@@ -55,7 +55,7 @@ struct Executor {
     Frame *free;
 };
 
-/* "file.py:12 in forward" of a node, or the operator's name where the source is unknown. */
+/* "file.py:12 in forward" of a node, or "unknown source". */
 const char *where_of(const Npuir *ir, const Node *node);
 /* Address of a tensor without elements, since NULL means absent. */
 static inline void *address_or_nothing(const void *address, const void *nothing) {

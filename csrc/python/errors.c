@@ -1,0 +1,36 @@
+/* The one place where codes become Python exceptions. */
+#include "python/core.h"
+
+void raise_code(const Context *ctx, Code code) {
+    if (PyErr_Occurred()) return; /* set by a host callback or a signal handler, which say it better */
+    PyObject *type = PyExc_RuntimeError;
+    switch (code) {
+    case CODE_INVALID: type = PyExc_ValueError; break;
+    case CODE_TYPE: type = PyExc_TypeError; break;
+    case CODE_NO_MEMORY: type = PyExc_MemoryError; break;
+    case CODE_UNSUPPORTED: type = PyExc_NotImplementedError; break;
+    case CODE_INDEX: type = PyExc_IndexError; break;
+    case CODE_CANCELLED: type = PyExc_KeyboardInterrupt; break;
+    case CODE_OK:
+    case CODE_INTERNAL:
+    case CODE_HOST: break;
+    }
+    /* The text may have been cut inside a character. */
+    PyObject *text = PyUnicode_DecodeUTF8(ctx->text, (Py_ssize_t)strlen(ctx->text), "replace");
+    if (!text) return;
+    PyErr_SetObject(type, text);
+    Py_DECREF(text);
+}
+
+void decref_while_raising(PyObject *object) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject *raised = PyErr_GetRaisedException();
+    Py_DECREF(object);
+    PyErr_SetRaisedException(raised);
+#else
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_DECREF(object);
+    PyErr_Restore(type, value, trace);
+#endif
+}

@@ -1,0 +1,362 @@
+/* The type Program: compile, run, text, report. */
+#include "python/core.h"
+
+enum { COMPILE_POLL_MS = 10, RUN_POLL_MS = 50, MAX_THREADS = 1024, FEW_POINTERS = 32 };
+
+typedef struct ProgramObject {
+    PyObject_HEAD
+    Program *program;
+    PyObject *keepalive; /* owners of the constants' memory */
+    bool opaque_inputs, opaque_outputs;
+} ProgramObject;
+
+/* --- compile ------------------------------------------------------------------------------------------------------------ */
+static bool any_opaque(const Graph *g, const ValueId *values, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (graph_value(g, values[i])->dtype == DTYPE_OBJECT) return true;
+    return false;
+}
+
+static PyObject *make_program(PyObject *module, Program *program, PyObject *keepalive) {
+    ModuleState *state = PyModule_GetState(module);
+    PyTypeObject *type = state->program_type;
+    ProgramObject *self = (ProgramObject *)type->tp_alloc(type, 0);
+    if (!self) {
+        forge_destroy(program);
+        return NULL;
+    }
+    self->program = program;
+    self->keepalive = Py_NewRef(keepalive);
+    self->opaque_inputs = any_opaque(program->graph, program->graph->inputs, program->graph->n_inputs);
+    self->opaque_outputs = any_opaque(program->graph, program->graph->outputs, program->graph->n_outputs);
+    return (PyObject *)self;
+}
+
+PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"nodes",   "values", "constants", "operands", "attrs",     "dims",       "outputs",
+                               "strings", "sources", "target",   "passes",   "alpha",     "autotune",   "keep_text",
+                               "executable", "pack", "threads",  "keepalive", "fail_allocation", NULL};
+    PyObject *table[TABLE_OBJECTS], *keepalive = Py_None;
+    CompileOptions options;
+    compile_options_default(&options);
+    options.target = "cpu";
+    options.passes = "default";
+    options.alpha = 1.0;
+    options.threads = 1;
+    int autotune = 0, keep_text = 0, executable = 1, pack = 1;
+    unsigned long long fail_allocation = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO|$ssdppppiOK:compile", keywords, &table[0], &table[1],
+                                     &table[2], &table[3], &table[4], &table[5], &table[6], &table[7], &table[8],
+                                     &options.target, &options.passes, &options.alpha, &autotune, &keep_text, &executable,
+                                     &pack, &options.threads, &keepalive, &fail_allocation))
+        return NULL;
+    options.autotune = autotune;
+    options.keep_text = keep_text;
+    options.executable = executable;
+    options.pack = pack;
+    if (options.threads < 1 || options.threads > MAX_THREADS)
+        return PyErr_Format(PyExc_ValueError, "threads: want 1 to %d, got %d", MAX_THREADS, options.threads);
+    if (!(options.alpha >= 0 && options.alpha <= 1)) {
+        PyErr_SetString(PyExc_ValueError, "alpha: want a number from 0 to 1");
+        return NULL;
+    }
+
+    TableArgs table_args;
+    PyObject *result = NULL;
+    if (table_open(&table_args, table)) {
+        Context ctx;
+        Door door;
+        Program *program = NULL;
+        context_init(&ctx);
+        ctx.fail_allocation = fail_allocation;
+        door_leave(&door, &ctx, COMPILE_POLL_MS);
+        Code code = forge_compile(&ctx, &table_args.table, &options, &program);
+        door_enter(&door);
+        if (code == CODE_OK)
+            result = make_program(module, program, keepalive);
+        else
+            raise_code(&ctx, code);
+    }
+    table_close(&table_args);
+    return result;
+}
+
+/* --- run ---------------------------------------------------------------------------------------------------------------- */
+typedef struct RunArgs {
+    PyObject *inputs, *outputs; /* fast sequences, owned */
+    PyObject *host;             /* NULL: none; borrowed */
+    void **pointers;            /* inputs, outputs, objects */
+    void *few[FEW_POINTERS];
+} RunArgs;
+
+/* (inputs, outputs, host=None), each also by its name. */
+static bool split_arguments(PyObject *const *args, Py_ssize_t n, PyObject *names, PyObject *split[3]) {
+    static const char *const expected[3] = {"inputs", "outputs", "host"};
+    if (n > 3) return PyErr_Format(PyExc_TypeError, "run() takes at most 3 arguments, got %zd", n), false;
+    for (Py_ssize_t i = 0; i < n; i++) split[i] = args[i];
+    for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        int k = 0;
+        while (k < 3 && PyUnicode_CompareWithASCIIString(name, expected[k]) != 0) k++;
+        if (k == 3 || split[k])
+            return PyErr_Format(PyExc_TypeError, "run() got an unexpected or second argument '%U'", name), false;
+        split[k] = args[n + i];
+    }
+    for (int k = 0; k < 2; k++)
+        if (!split[k]) return PyErr_Format(PyExc_TypeError, "run() misses argument '%s'", expected[k]), false;
+    return true;
+}
+
+/* Addresses of `sequence`, or for opaque values the objects themselves (inputs) and nothing (outputs). */
+static bool read_addresses(const Graph *g, PyObject *sequence, const char *what, const ValueId *values, uint32_t count,
+                           bool objects, void **pointers) {
+    if (PySequence_Fast_GET_SIZE(sequence) != (Py_ssize_t)count) {
+        PyErr_Format(PyExc_ValueError, "%s: want %u, got %zd", what, (unsigned)count, PySequence_Fast_GET_SIZE(sequence));
+        return false;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(sequence, (Py_ssize_t)i);
+        if (graph_value(g, values[i])->dtype == DTYPE_OBJECT) {
+            pointers[i] = objects ? item : NULL;
+            continue;
+        }
+        pointers[i] = PyLong_AsVoidPtr(item);
+        if (!pointers[i] && PyErr_Occurred()) {
+            if (PyErr_ExceptionMatches(PyExc_TypeError))
+                PyErr_Format(PyExc_TypeError, "%s[%u]: want an address (int), got %.100s", what, (unsigned)i,
+                             Py_TYPE(item)->tp_name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool open_run(RunArgs *run, const ProgramObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    const Graph *g = self->program->graph;
+    PyObject *split[3] = {NULL, NULL, NULL};
+    memset(run, 0, offsetof(RunArgs, few));
+    run->pointers = run->few;
+    if (!split_arguments(args, n, names, split)) return false;
+    run->host = split[2] == Py_None ? NULL : split[2];
+    /* A tuple owns the objects while the GIL is released; a list could lose them. */
+    run->inputs = self->opaque_inputs ? PySequence_Tuple(split[0]) : PySequence_Fast(split[0], "inputs: want a sequence");
+    if (!run->inputs) return false;
+    run->outputs = PySequence_Fast(split[1], "outputs: want a sequence");
+    if (!run->outputs) return false;
+    size_t needed = (size_t)g->n_inputs + 2 * (size_t)g->n_outputs;
+    if (needed > FEW_POINTERS) {
+        run->pointers = PyMem_New(void *, needed);
+        if (!run->pointers) return PyErr_NoMemory(), false;
+    }
+    memset(run->pointers, 0, needed * sizeof(void *));
+    return read_addresses(g, run->inputs, "inputs", g->inputs, g->n_inputs, true, run->pointers) &&
+           read_addresses(g, run->outputs, "outputs", g->outputs, g->n_outputs, false, run->pointers + g->n_inputs);
+}
+
+static void close_run(RunArgs *run) {
+    if (run->pointers != run->few) PyMem_Free(run->pointers);
+    Py_XDECREF(run->inputs);
+    Py_XDECREF(run->outputs);
+}
+
+/* The opaque outputs, whose references are ours, with None in the others' places. */
+static PyObject *take_objects(void **objects, uint32_t count) {
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (list)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, objects[i] ? (PyObject *)objects[i] : Py_NewRef(Py_None));
+        else if (objects[i])
+            decref_while_raising(objects[i]);
+    }
+    return list;
+}
+
+static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    ProgramObject *self = (ProgramObject *)object;
+    const Graph *g = self->program->graph;
+    if (!self->program->executor) {
+        PyErr_SetString(PyExc_NotImplementedError, "the program was only planned (executable=False): it cannot run");
+        return NULL;
+    }
+    RunArgs run;
+    PyObject *result = NULL;
+    if (open_run(&run, self, args, n, names)) {
+        Context ctx;
+        Door door;
+        HostDoor host = {&door, run.host};
+        HostCalls calls = host_calls(&host);
+        void **outputs = run.pointers + g->n_inputs, **objects = outputs + g->n_outputs;
+        context_init(&ctx);
+        door_leave(&door, &ctx, RUN_POLL_MS);
+        Code code = executor_run(&ctx, self->program->executor, run.pointers, outputs, objects, run.host ? &calls : NULL);
+        door_enter(&door);
+        if (code != CODE_OK)
+            raise_code(&ctx, code);
+        else
+            result = self->opaque_outputs ? take_objects(objects, g->n_outputs) : Py_NewRef(Py_None);
+    }
+    close_run(&run);
+    return result;
+}
+
+/* --- text and report ---------------------------------------------------------------------------------------------------- */
+static PyObject *program_text(PyObject *object, PyObject *stage) {
+    const Program *program = ((ProgramObject *)object)->program;
+    const char *name = PyUnicode_AsUTF8(stage);
+    if (!name) return NULL;
+    Context ctx;
+    Text text;
+    context_init(&ctx);
+    text_init(&text);
+    PyObject *result = NULL;
+    Code code = forge_text(&ctx, program, name, &text);
+    if (code == CODE_OK)
+        result = PyUnicode_DecodeUTF8(text.data ? text.data : "", (Py_ssize_t)text.size, "replace");
+    else
+        raise_code(&ctx, code);
+    text_destroy(&text);
+    return result;
+}
+
+/* Adds and drops the reference; false if there is none or the dict is full. */
+static bool put(PyObject *dict, const char *key, PyObject *value) {
+    bool ok = value && PyDict_SetItemString(dict, key, value) == 0;
+    Py_XDECREF(value);
+    return ok;
+}
+
+static bool append(PyObject *list, PyObject *value) {
+    bool ok = value && PyList_Append(list, value) == 0;
+    Py_XDECREF(value);
+    return ok;
+}
+
+static PyObject *report_passes(const Program *p) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < p->n_passes; i++) {
+        const PassRecord *r = &p->passes[i];
+        if (!append(list, Py_BuildValue("{s:s,s:d,s:n,s:n,s:d,s:d}", "name", r->name, "ms", r->ms, "nodes_before",
+                                        (Py_ssize_t)r->nodes_before, "nodes_after", (Py_ssize_t)r->nodes_after,
+                                        "cost_before", r->cost_before, "cost_after", r->cost_after)))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *report_remarks(const Program *p) {
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < p->remarks.count; i++) {
+        const Remark *r = &p->remarks.items[i];
+        bool known = r->source >= 0 && (uint32_t)r->source < p->graph->n_sources;
+        if (!append(list, Py_BuildValue("{s:s,s:s,s:z,s:I}", "pass", r->pass, "text", r->text, "source",
+                                        known ? p->graph->sources[r->source] : NULL, "count", (unsigned)r->count)))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *report_buffers(const AllocReport *a) {
+    return Py_BuildValue("{s:I,s:I,s:d,s:L,s:L}", "virtual", (unsigned)a->virtual_buffers, "physical",
+                         (unsigned)a->physical_buffers, "rho", a->rho, "arena_bytes", (long long)a->arena_bytes,
+                         "lower_bound_bytes", (long long)a->lower_bound_bytes);
+}
+
+static PyObject *report_devices(const Program *p, bool bytes) {
+    PyObject *dict = PyDict_New();
+    for (int d = 0; dict && d < DEVICE_COUNT; d++) {
+        long long amount = p->ir->arena_bytes[d];
+        if (!bytes) {
+            amount = 0;
+            for (uint32_t i = 0; i < p->ir->n_instrs; i++) amount += p->ir->instrs[i].device == (Device)d;
+        }
+        if ((amount || d == DEVICE_CPU) && !put(dict, device_name((Device)d), PyLong_FromLongLong(amount))) Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+static PyObject *report_instructions(const Program *p) {
+    uint32_t counts[OP_COUNT] = {0};
+    for (uint32_t i = 0; i < p->ir->n_instrs; i++) counts[p->ir->instrs[i].op]++;
+    PyObject *dict = PyDict_New();
+    for (int op = 0; dict && op < OP_COUNT; op++)
+        if (counts[op] && !put(dict, op_info((Op)op)->name, PyLong_FromUnsignedLong(counts[op]))) Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *program_report(PyObject *object, PyObject *unused) {
+    (void)unused;
+    const Program *p = ((ProgramObject *)object)->program;
+    const struct { const char *key; double value; } numbers[] = {
+        {"table_ms", p->table_ms}, {"passes_ms", p->passes_ms},     {"lower_ms", p->lower_ms}, {"alloc_ms", p->alloc_ms},
+        {"schedule_ms", p->schedule_ms}, {"pack_ms", p->pack_ms}, {"alpha", p->alpha},
+    };
+    PyObject *report = PyDict_New();
+    if (!report) return NULL;
+    bool ok = put(report, "passes", report_passes(p));
+    for (size_t i = 0; ok && i < sizeof numbers / sizeof *numbers; i++)
+        ok = put(report, numbers[i].key, PyFloat_FromDouble(numbers[i].value));
+    ok = ok && put(report, "nodes_table", PyLong_FromSize_t(p->nodes_table)) &&
+         put(report, "nodes_final", PyLong_FromUnsignedLong(p->ir->n_instrs)) &&
+         put(report, "remarks", report_remarks(p)) && put(report, "buffers", report_buffers(&p->alloc)) &&
+         put(report, "transitions",
+             Py_BuildValue("{s:I,s:I}", "before", (unsigned)p->schedule.transitions_before, "after",
+                           (unsigned)p->schedule.transitions_after)) &&
+         put(report, "placement", report_devices(p, false)) && put(report, "arena_bytes", report_devices(p, true)) &&
+         put(report, "packed_bytes", PyLong_FromLongLong(p->executor ? executor_packed_bytes(p->executor) : 0)) &&
+         put(report, "instructions", report_instructions(p));
+    if (!ok) Py_CLEAR(report);
+    return report;
+}
+
+/* --- the type ------------------------------------------------------------------------------------------------------------- */
+static PyObject *program_repr(PyObject *object) {
+    const Program *p = ((ProgramObject *)object)->program;
+    return PyUnicode_FromFormat("<forge_ugc._core.Program for %s, %u instructions>", p->ir->target,
+                                (unsigned)p->ir->n_instrs);
+}
+
+static int program_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((ProgramObject *)object)->keepalive);
+    return 0;
+}
+
+/* No tp_clear: the keepalive must outlive the program, whose constants lie in it. A cycle through it is broken elsewhere, since
+ * what it holds is a container of tensors or an object with a __dict__. */
+static void program_dealloc(PyObject *object) {
+    ProgramObject *self = (ProgramObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    Py_BEGIN_ALLOW_THREADS
+    forge_destroy(self->program);
+    Py_END_ALLOW_THREADS
+    Py_CLEAR(self->keepalive);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef program_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL | METH_KEYWORDS,
+     "run(inputs, outputs, host=None)\n--\n\n"
+     "Runs once with the GIL released. Inputs and outputs are addresses of row-major memory, which the caller keeps alive;\n"
+     "for opaque values the object and 0. Returns the list of opaque outputs or None."},
+    {"text", program_text, METH_O, "text(stage)\n--\n\nThe program as text, as it was at a stage of the compilation."},
+    {"report", program_report, METH_NOARGS, "report()\n--\n\nWhat the compilation did, in times, counts and bytes."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_doc, "A compiled program. Made by compile()."},
+    {Py_tp_dealloc, SLOT(program_dealloc)},
+    {Py_tp_traverse, SLOT(program_traverse)},
+    {Py_tp_repr, SLOT(program_repr)},
+    {Py_tp_methods, program_methods},
+    {0, NULL},
+};
+
+PyType_Spec program_spec = {
+    .name = "forge_ugc._core.Program",
+    .basicsize = sizeof(ProgramObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = program_slots,
+};
