@@ -1,0 +1,1 @@
+"""Measurements. `python -m benchmarks.families --help` says what there is."""
