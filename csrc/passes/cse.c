@@ -158,13 +158,15 @@ static Code merge(PassContext *pc, Graph *g, Arena *scratch) {
     Slot *slots;
     TRY(ARENA_NEW(pc->ctx, scratch, capacity, &slots));
     for (size_t i = 0; i < capacity; i++) slots[i].node = NODE_NONE;
+    bool effects = false; /* host calls that write memory can tell two copies apart */
+    GRAPH_EACH(g, id) effects |= graph_node(g, id)->op == OP_host && node_int(graph_node(g, id), ATTR_effect);
 
     for (NodeId id = g->first, next; id != NODE_NONE; id = next) {
         Node *node = graph_node(g, id);
         next = node->next;
         for (uint32_t k = 0; k < node->n_operands; k++)
             if (node->operands[k] != VALUE_NONE) node->operands[k] = graph_resolve(g, node->operands[k]);
-        if (node->op == OP_input || node->op == OP_host) continue;
+        if (node->op == OP_input || node->op == OP_host || (effects && node->op == OP_contiguous)) continue;
 
         uint64_t hash = hash_node(g, node);
         size_t at = (size_t)hash & (capacity - 1);

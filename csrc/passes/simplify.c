@@ -1,4 +1,5 @@
 /* Simplifications of single nodes that change no bit of any result: part of `fold`.
+ * (A matmul that becomes a linear layer keeps its products; kernels choose the order of sums.)
  * Float caution: x + 0.0 is not x (-0.0 becomes 0.0), x * 0 is not 0 (NaN), so neither is here. */
 #include "passes/evaluate.h"
 
@@ -9,6 +10,7 @@ typedef struct Simplifier {
     PassContext *pc;
     Graph *g;
     Uses uses;      /* of the graph as it was */
+    bool effects;   /* there are host calls with effects: they may write memory, so copies are copies */
     bool changed;   /* a node was edited or replaced */
 } Simplifier;
 
@@ -91,7 +93,7 @@ static Code simplify_slice(Simplifier *s, NodeId id, ValueId *with) {
  * it must, it is nothing. */
 static Code simplify_contiguous(Simplifier *s, NodeId id, ValueId *with) {
     const Node *node = graph_node(s->g, id), *inner = value_node(s->g, node->operands[0]);
-    if (node_attr(node, ATTR_order)->ints.count) return CODE_OK;
+    if (s->effects || node_attr(node, ATTR_order)->ints.count) return CODE_OK;
     bool drop = !op_is(inner->op, VIEW) && !(node_has_attr(inner, ATTR_order) && node_attr(inner, ATTR_order)->ints.count);
     ValueId v = node->first_result;
     if (!drop && s->uses.output_uses[v] == 0) {
@@ -275,22 +277,35 @@ static Code simplify_attention(Simplifier *s, NodeId id) {
     return CODE_OK;
 }
 
-/* matmul by a constant matrix is a linear layer: its weight is packed once, not at each call. */
+/* matmul by a constant matrix is a linear layer, whose weight is packed once and not at each call. */
 static Code simplify_matmul(Simplifier *s, NodeId id, ValueId *with) {
-    const Node *node = graph_node(s->g, id);
-    ValueId a = node->operands[0], b = node->operands[1];
-    Type matrix = value_type(s->g, b), result = value_type(s->g, node->first_result);
-    if (node->n_operands != 2 || node_attr(node, ATTR_program)->ints.count || matrix.rank != 2) return CODE_OK;
-    if (value_node(s->g, b)->op != OP_constant || !dtype_is_float(matrix.dtype)) return CODE_OK;
-    const int64_t shape[2] = {matrix.shape[1], matrix.shape[0]}, dims[2] = {1, 0};
-    matrix.shape = shape;
-    NodeId permute, linear;
-    TRY(insert_one(s, id, OP_permute, b, &matrix, &permute));
-    TRY(attr_set_ints(s->pc->ctx, s->g, node_attr_mut(graph_node(s->g, permute), ATTR_dims), dims, 2));
-    const ValueId operands[2] = {a, graph_node(s->g, permute)->first_result};
-    int32_t source = graph_node(s->g, id)->source;
-    TRY(graph_insert(s->pc->ctx, s->g, id, OP_linear, operands, 2, &result, 1, source, &linear));
-    *with = graph_node(s->g, linear)->first_result;
+    Context *ctx = s->pc->ctx;
+    Graph *g = s->g;
+    const Node *node = graph_node(g, id), *def = value_node(g, node->operands[1]);
+    Type result = value_type(g, node->first_result);
+    ValueId a = node->operands[0];
+    int32_t source = node->source;
+    if (node->n_operands != 2 || node_attr(node, ATTR_program)->ints.count || def->op != OP_constant) return CODE_OK;
+    Constant c = g->constants[node_int(def, ATTR_index)];
+    if (!dtype_is_float(c.dtype)) return CODE_OK;
+    int k = c.rank - 2, n = c.rank - 1;
+    for (int d = 0; d < k; d++) {
+        if (c.shape[d] != 1 && c.strides[d] != 0) return CODE_OK; /* a matrix for each batch item */
+        if (graph_value(g, a)->shape[d] != result.shape[d]) return CODE_OK;
+    }
+    const int64_t shape[2] = {c.shape[n], c.shape[k]}, strides[2] = {c.strides[n], c.strides[k]};
+    c.rank = 2;
+    c.shape = shape;
+    c.strides = strides;
+    uint32_t index;
+    NodeId weight, linear;
+    TRY(graph_add_constant(ctx, g, &c, &index));
+    Type type = {c.dtype, 2, shape};
+    TRY(insert_one(s, id, OP_constant, VALUE_NONE, &type, &weight));
+    node_attr_mut(graph_node(g, weight), ATTR_index)->i = index;
+    const ValueId operands[2] = {a, graph_node(g, weight)->first_result};
+    TRY(graph_insert(ctx, g, id, OP_linear, operands, 2, &result, 1, source, &linear));
+    *with = graph_node(g, linear)->first_result;
     return CODE_OK;
 }
 
@@ -319,6 +334,7 @@ static Code simplify_node(Simplifier *s, NodeId id, ValueId *with) {
 static Code simplify(Simplifier *s, Arena *scratch) {
     Graph *g = s->g;
     TRY(graph_uses(s->pc->ctx, g, scratch, &s->uses));
+    GRAPH_EACH(g, id) s->effects |= graph_node(g, id)->op == OP_host && node_int(graph_node(g, id), ATTR_effect);
     for (NodeId id = g->first, next; id != NODE_NONE; id = next) {
         Node *node = graph_node(g, id);
         next = node->next;
