@@ -1,10 +1,10 @@
-"""The six families at full depth: compile phases, program sizes, memory plan, fidelity and latency beside eager, in one run.
+"""The six families at full depth: compile phases, program sizes, memory plan, fidelity and latency beside eager.
 
-    python -m benchmarks.families                          # all; the 8B from meta weights, through every compile phase
+    python -m benchmarks.families                     # all; the 8B from meta weights, compile phases only
     python -m benchmarks.families --models gpt2,qwen2 --calls 9 --json out.json
 
-Each family has a process of its own. Latency: eager and Forge in turn, the same threads, medians of the calls. Fidelity is of
-fp32 on the host against eager, and both against a float64 run where that fits in memory. The attention_implementation is sdpa.
+Each family has a process of its own. Latency: eager and Forge in turn, the same threads, medians of the calls. Fidelity is
+that of fp32 on the host against eager, and of both against a float64 run where that fits in memory.
 """
 
 from __future__ import annotations
@@ -69,9 +69,16 @@ def measure(name: str, calls: int, threads: int, seq: int) -> dict[str, Any]:
     forge = forge_ugc.compile(model, (ids,), device=device, num_threads=threads)
     result["compile_s"] = time.perf_counter() - start
     report = forge.report.to_dict()
-    result |= {"phases": phases(report), **plan(report), "weights": report["weights"], "transitions": report["transitions"]}
+    result |= {
+        "phases": phases(report),
+        **plan(report),
+        "weights": report["weights"],
+        "transitions": report["transitions"],
+    }
     if meta:
-        again = [phases(forge_ugc.compile(model, (ids,), device=device).report.to_dict())["c_ms"] for _ in range(COMPILES)]
+        again = [
+            phases(forge_ugc.compile(model, (ids,), device=device).report.to_dict())["c_ms"] for _ in range(COMPILES)
+        ]
         result["phases"]["c_ms"] = statistics.median(again)
         return result
 
@@ -97,28 +104,52 @@ def measure(name: str, calls: int, threads: int, seq: int) -> dict[str, Any]:
 
 
 def machine() -> str:
-    cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
+    )
     import torch
 
     return f"{cpu}, {os.cpu_count()} cores, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
 
 
+def row(r: dict[str, Any]) -> dict[str, str]:
+    shown = {
+        "model": r["model"],
+        "capture s": f"{r['phases']['capture_ms'] / 1e3:.2f}",
+        "C phases ms": f"{r['phases']['c_ms']:.1f}",
+        "pack s": f"{r['phases'].get('pack_ms', 0) / 1e3:.2f}",
+        "nodes": str(r["captured"]),
+        "executed": f"{r['executed']} ({r['executed_share']:.0%})",
+        "rho": f"{r['rho']:.2f}",
+        "arena/bound": f"{r['arena_over_bound']:.3f}",
+    }
+    if "latency_ms" in r:
+        shown |= {
+            "max-abs": f"{r['max_abs']:.1e}",
+            "KL": f"{r['kl']:.1e}",
+            "f64: ours/eager": f"{r['forge_to_float64'] / r['eager_to_float64']:.2f}"
+            if "eager_to_float64" in r
+            else "-",
+            "eager ms": f"{r['latency_ms']['eager']:.0f}",
+            "forge ms": f"{r['latency_ms']['forge']:.0f}",
+            "eager/forge": f"{r['eager_over_forge']:.2f}",
+        }
+    return shown
+
+
 def table(results: list[dict[str, Any]]) -> Table:
+    rows = [row(r) if "error" not in r else {"model": r["model"], "capture s": r["error"]} for r in results]
     shown = Table(title=machine(), title_justify="left")
-    columns = ("model", "capture s", "C phases ms", "pack s", "nodes", "executed", "rho", "arena/bound", "max-abs", "KL", "f64: ours/eager", "eager ms", "forge ms", "eager/forge")
-    for column in columns:
-        shown.add_column(column, justify="left" if column == "model" else "right")
-    for r in results:
-        if "error" in r:
-            shown.add_row(r["model"], r["error"])
-            continue
-        ran = "latency_ms" in r
-        exact = f"{r['forge_to_float64'] / r['eager_to_float64']:.2f}" if "eager_to_float64" in r else "-"
-        shown.add_row(
-            r["model"], f"{r['phases']['capture_ms'] / 1e3:.2f}", f"{r['phases']['c_ms']:.1f}", f"{r['phases'].get('pack_ms', 0) / 1e3:.2f}",
-            str(r["captured"]), f"{r['executed']} ({r['executed_share']:.0%})", f"{r['rho']:.2f}", f"{r['arena_over_bound']:.3f}",
-            *((f"{r['max_abs']:.1e}", f"{r['kl']:.1e}", exact, f"{r['latency_ms']['eager']:.0f}", f"{r['latency_ms']['forge']:.0f}", f"{r['eager_over_forge']:.2f}") if ran else ("-",) * 6),
-        )  # fmt: skip
+    columns = list(dict.fromkeys(name for r in rows for name in r))
+    for name in columns:
+        shown.add_column(name, justify="left" if name == "model" else "right")
+    for r in rows:
+        shown.add_row(*(r.get(name, "-") for name in columns))
     return shown
 
 

@@ -1,7 +1,7 @@
 """PyTorch's own operator database through the compiler: every operator that exports must give eager's result.
 
-Forward samples of `op_db` in float32, int64 and bool. Each sample is exported and compiled; it runs natively in C or by
-fallback (a `host` node that calls torch), and equals eager either way. The share that is native has a floor that only rises.
+Forward samples of `op_db` in float32, int64 and bool. Each sample is exported and compiled; it runs natively in C
+or by fallback (a `host` node that calls torch), and equals eager either way. The share that is native has a floor that only rises.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Call(torch.nn.Module):
 def pairs() -> list[tuple[Any, torch.dtype]]:
     found = []
     for op in op_db_module.op_db:
-        if op.name in NO_REFERENCE or op.name.startswith(AMBIGUOUS) or any(part in op.name for part in ("_refs", "_masked")):
+        if (
+            op.name in NO_REFERENCE
+            or op.name.startswith(AMBIGUOUS)
+            or any(part in op.name for part in ("_refs", "_masked"))
+        ):
             continue
         found += [(op, dtype) for dtype in DTYPES if dtype in op.dtypes]
     return found
@@ -74,13 +78,13 @@ def outcome(call: Call, tensors: tuple[torch.Tensor, ...]) -> str:
     torch.manual_seed(0)
     try:
         expected = call(*pytree.tree_map(torch.Tensor.clone, tensors))
-    except Exception:  # noqa: BLE001 - whatever eager refuses is no reference
+    except Exception:
         return "eager refuses"
     if not all(isinstance(leaf, (torch.Tensor, int, float, bool, type(None))) for leaf in pytree.tree_leaves(expected)):
         return "no tensor result"
     try:
         program = torch.export.export(call, tensors, strict=False)
-    except Exception:  # noqa: BLE001 - data-dependent control flow, unsupported by export: not ours
+    except Exception:
         return "not exportable"
     compiled = forge_ugc.compile(program, tensors)
     torch.manual_seed(0)
@@ -99,7 +103,7 @@ def run(most: int) -> tuple[Counter[str], list[str], Counter[str]]:
         try:
             for call, tensors in samples(op, dtype, most):
                 seen.add(outcome(call, tensors))
-        except Exception as error:  # noqa: BLE001 - collected, so that one run shows all
+        except Exception as error:
             failures.append(f"{name} {dtype}: {type(error).__name__}: {str(error)[:300]}")
             continue
         kind = next((k for k in ("fallback", "native", "not exportable") if k in seen), "no sample")
@@ -114,7 +118,9 @@ def check(most: int) -> None:
         warnings.simplefilter("ignore")
         counts, failures, fallbacks = run(most)
     ran = counts["native"] + counts["fallback"]
-    print(f"\noperator database, (operator, dtype) pairs: {dict(counts)}; native {counts['native'] / max(ran, 1):.1%} of {ran}")
+    print(
+        f"\noperator database, (operator, dtype) pairs: {dict(counts)}; native {counts['native'] / max(ran, 1):.1%} of {ran}"
+    )
     print("by fallback:", ", ".join(sorted(fallbacks)))
     assert not failures, f"{len(failures)} differ from eager:\n" + "\n".join(failures)
     assert ran > 500, counts
