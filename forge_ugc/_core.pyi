@@ -60,8 +60,8 @@ class Program:
         host: Callable[[int, list[Any]], Sequence[Any]] | None = None,
     ) -> list[Any] | None:
         """Runs once, GIL released but in `host`. The caller keeps all memory alive. `host(callee, args)`: args are DLPack
-        capsules for tensors (valid during the call only), the objects themselves for opaque operands, None for absent ones. Returns the opaque outputs in output order (None in the
-        others' places), or None if there are none."""
+        capsules for tensors (valid during the call only), the objects themselves for opaque operands, None for absent ones.
+        Returns the opaque outputs in output order (None in the others' places), or None if there are none."""
     def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
     def report(self) -> dict[str, Any]: ...
     """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms, alloc_ms,
