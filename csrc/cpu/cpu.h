@@ -20,6 +20,8 @@ int64_t linear_prepared_bytes(const Graph *g, const Node *node);
 Code linear_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
 Code matmul_run(KernelCall *call);
 int64_t matmul_scratch(const Graph *g, const Node *node, int threads);
+int64_t matmul_prepared_bytes(const Graph *g, const Node *node);
+Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
 Code conv_run(KernelCall *call);
 int64_t conv_scratch(const Graph *g, const Node *node, int threads);
 Code attention_run(KernelCall *call); /* strided_out */

@@ -1,0 +1,219 @@
+/* The f32 product: blocking, packing and sharing out; see gemm.h. */
+#include "cpu/gemm.h"
+
+#include <string.h>
+
+enum {
+    BLOCK_ROWS = 144,         /* with BLOCK_K: 216 KB of A, for the L2 */
+    BLOCK_K = 384,            /* a panel of this depth is 24 KB, for the L1 */
+    GROUP_PANELS = GEMM_MAX_SEGMENT / GEMM_COLS,
+    A_FLOATS = 512 << 10,     /* of A packed at once, if that is at least one block */
+    B_FLOATS = 256 << 10,     /* of B, if that is at least one panel */
+    LOCAL_FLOATS = 256 << 10, /* products of a batch with less than this are computed by one thread each */
+    PACK_TILES = 4,           /* tiles of A in one part of work */
+    SMALL_WORK = 32 << 10,    /* multiply-adds not worth waking a thread */
+};
+
+/* All that follows from the shape alone. */
+typedef struct Plan {
+    int64_t block_rows, block_k;
+    int64_t group;              /* panels in a part */
+    int64_t chunk_rows, chunk_panels;
+    int64_t a_floats, b_floats, c_floats;
+    bool local;
+} Plan;
+
+static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed) {
+    Plan p;
+    int64_t rows = gemm_round_up(gemm_max(m, 1), GEMM_ROWS), panels = gemm_max(gemm_panels(n), 1), depth = gemm_max(k, 1);
+    int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, k_blocks = (depth + BLOCK_K - 1) / BLOCK_K;
+    p.block_rows = gemm_round_up((rows + row_blocks - 1) / row_blocks, GEMM_ROWS);
+    p.block_k = (depth + k_blocks - 1) / k_blocks;
+    p.local = batch > 1 && (rows + panels * GEMM_COLS) * k <= LOCAL_FLOATS;
+    p.chunk_rows = gemm_min(rows, p.block_rows * gemm_max(1, A_FLOATS / (p.block_rows * depth)));
+    p.chunk_panels = packed ? panels : gemm_min(panels, gemm_max(1, B_FLOATS / (GEMM_COLS * depth)));
+    /* at least 16 parts where there are panels for it, but a part's buffer is no wider than 16 panels */
+    p.group = p.local ? GROUP_PANELS : gemm_min((p.chunk_panels + 15) / 16, GROUP_PANELS);
+    p.a_floats = gemm_round_up(p.chunk_rows * k, 16);
+    p.b_floats = packed ? 0 : p.chunk_panels * GEMM_COLS * k;
+    p.c_floats = p.block_rows * gemm_min(p.group, panels) * GEMM_COLS;
+    return p;
+}
+
+int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed, int threads) {
+    Plan p = make_plan(batch, m, n, k, packed);
+    int64_t once = p.a_floats + p.b_floats;
+    return (p.local ? (once + p.c_floats) * threads : once + p.c_floats * threads) * (int64_t)sizeof(float);
+}
+
+void gemm_add_batch(Gemm *g, int64_t size, int64_t a_stride, int64_t b_stride) {
+    if (size == 1) return;
+    int last = g->batch_rank - 1;
+    if (last >= 0 && g->a_batch[last] == a_stride * size && g->b_batch[last] == b_stride * size) g->batch_shape[last] *= size;
+    else g->batch_shape[last = g->batch_rank++] = size;
+    g->a_batch[last] = a_stride;
+    g->b_batch[last] = b_stride;
+    g->batch *= size;
+}
+
+void gemm_fold_batch(Gemm *g) {
+    while (g->batch_rank > 0 && g->batch > 0) {
+        int last = g->batch_rank - 1;
+        if (g->b_batch[last] != 0 || (g->m != 1 && g->a_batch[last] != g->m * g->a.row)) return;
+        if (g->m == 1) g->a.row = g->a_batch[last];
+        g->m *= g->batch_shape[last];
+        g->batch /= g->batch_shape[last];
+        g->batch_rank--;
+    }
+}
+
+int64_t gemm_offset(const Gemm *g, const int64_t *strides, int64_t batch) {
+    int64_t offset = 0;
+    for (int d = g->batch_rank - 1; d >= 0; d--) {
+        offset += batch % g->batch_shape[d] * strides[d];
+        batch /= g->batch_shape[d];
+    }
+    return offset;
+}
+
+/* One product of the batch, a chunk of its rows and panels. */
+typedef struct Job {
+    const Gemm *g;
+    const Plan *p;
+    int64_t batch, row, rows, panel, panels;
+    const void *a_data, *b_data;
+    float *a, *b, *c;     /* packed A (NULL: used as it lies), packed B of this chunk, the threads' buffers */
+    int64_t row_blocks;
+} Job;
+
+static const void *element(const GemmOperand *o, int64_t at) { return (const char *)o->data + at * (int64_t)dtype_size(o->dtype); }
+
+void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel, float *dst) {
+    int cols = (int)gemm_min(GEMM_COLS, n - panel * GEMM_COLS);
+    int64_t first = panel * GEMM_COLS * b->col;
+    if (b->dtype == DTYPE_F32 && b->row == 1) {
+        kernels->interleave(cols, GEMM_COLS, k, (const float *)b->data + first, b->col, dst);
+        return;
+    }
+    if (b->dtype == DTYPE_F32 && b->col == 1) {
+        for (int64_t p = 0; p < k; p++) {
+            memcpy(dst + p * GEMM_COLS, (const float *)b->data + first + p * b->row, (size_t)cols * sizeof(float));
+            for (int j = cols; j < GEMM_COLS; j++) dst[p * GEMM_COLS + j] = 0.0f;
+        }
+        return;
+    }
+    for (int j = 0; j < GEMM_COLS; j++)
+        for (int64_t p = 0; p < k; p++)
+            dst[p * GEMM_COLS + j] = j < cols ? load_f32(b->data, b->dtype, first + j * b->col + p * b->row) : 0.0f;
+}
+
+static void pack_b(void *arg, int64_t part, int thread) {
+    (void)thread;
+    Job *job = arg;
+    const Gemm *g = job->g;
+    float *dst = job->b + part * GEMM_COLS * g->k;
+    GemmOperand b = g->b;
+    b.data = job->b_data;
+    if (g->fill) g->fill(g->user, job->batch, job->panel + part, dst);
+    else gemm_pack_panel(g->finish->kernels, &b, g->n, g->k, job->panel + part, dst);
+}
+
+static void pack_a(void *arg, int64_t part, int thread) {
+    (void)thread;
+    Job *job = arg;
+    const Gemm *g = job->g;
+    int64_t begin = part * PACK_TILES * GEMM_ROWS, end = gemm_min(begin + PACK_TILES * GEMM_ROWS, job->rows);
+    for (int64_t i = begin; i < end; i += GEMM_ROWS) {
+        int rows = (int)gemm_min(GEMM_ROWS, end - i);
+        float *dst = job->a + i * g->k;
+        int64_t at = (job->row + i) * g->a.row;
+        if (g->a.dtype == DTYPE_F32 && g->a.col == 1) {
+            g->finish->kernels->interleave(rows, rows, g->k, (const float *)job->a_data + at, g->a.row, dst);
+            continue;
+        }
+        for (int64_t p = 0; p < g->k; p++)
+            for (int r = 0; r < rows; r++)
+                dst[p * rows + r] = load_f32(job->a_data, g->a.dtype, at + r * g->a.row + p * g->a.col);
+    }
+}
+
+/* All of the sum for rows of a block and panels of a group; then its rows are finished. */
+static void compute(void *arg, int64_t part, int thread) {
+    Job *job = arg;
+    const Gemm *g = job->g;
+    const Plan *p = job->p;
+    const GemmKernels *kernels = g->finish->kernels;
+    int64_t begin = part % job->row_blocks * p->block_rows, rows = gemm_min(p->block_rows, job->rows - begin);
+    int64_t panel = part / job->row_blocks * p->group, panels = gemm_min(p->group, job->panels - panel);
+    const float *b = (g->panels ? g->panels + job->panel * GEMM_COLS * g->k : job->b) + panel * GEMM_COLS * g->k;
+    float *c = job->c + thread * p->c_floats;
+    int64_t width = panels * GEMM_COLS, step = g->a.col;
+
+    if (g->k == 0) memset(c, 0, (size_t)(rows * width) * sizeof *c);
+    if (!job->a) { /* few rows: each panel is read once, as one stream */
+        const float *a = (const float *)job->a_data + (job->row + begin) * g->a.row;
+        for (int64_t j = 0; j < panels; j++, b += GEMM_COLS * g->k)
+            for (int64_t k = 0; k < g->k; k += p->block_k)
+                kernels->tile((int)rows, gemm_min(p->block_k, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS, GEMM_COLS,
+                              c + j * GEMM_COLS, width, k > 0);
+    } else {
+        for (int64_t k = 0; k < g->k; k += p->block_k) {
+            int64_t depth = gemm_min(p->block_k, g->k - k);
+            for (int64_t j = 0; j < panels; j++)
+                for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
+                    int tile = (int)gemm_min(GEMM_ROWS, rows - i);
+                    kernels->tile_packed(tile, depth, job->a + (begin + i) * g->k + k * tile, b + (j * g->k + k) * GEMM_COLS,
+                                         c + i * width + j * GEMM_COLS, width, k > 0);
+                }
+        }
+    }
+    int64_t col = (job->panel + panel) * GEMM_COLS, cols = gemm_min(width, g->n - col);
+    for (int64_t i = 0; i < rows; i++)
+        gemm_finish_row(g->finish, job->batch * g->m + job->row + begin + i, col, cols, c + i * width);
+}
+
+/* scratch: a_floats, b_floats, c_floats for each thread of the pool. */
+static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, float *scratch) {
+    Job job = {.g = g, .p = p, .batch = batch, .b = scratch + p->a_floats, .c = scratch + p->a_floats + p->b_floats};
+    job.a_data = element(&g->a, gemm_offset(g, g->a_batch, batch));
+    job.b_data = element(&g->b, gemm_offset(g, g->b_batch, batch));
+    if (g->m * g->n * g->k < SMALL_WORK) pool = NULL;
+    int64_t panels = gemm_panels(g->n);
+    bool direct = g->m <= GEMM_ROWS && g->a.dtype == DTYPE_F32, one_chunk = g->m <= p->chunk_rows;
+    for (job.panel = 0; job.panel < panels; job.panel += p->chunk_panels) {
+        job.panels = gemm_min(p->chunk_panels, panels - job.panel);
+        if (!g->panels) pool_run(pool, job.panels, pack_b, &job);
+        for (job.row = 0; job.row < g->m; job.row += p->chunk_rows) {
+            job.rows = gemm_min(p->chunk_rows, g->m - job.row);
+            job.row_blocks = (job.rows + p->block_rows - 1) / p->block_rows;
+            if (!direct && (job.panel == 0 || !one_chunk)) {
+                job.a = scratch;
+                pool_run(pool, (job.rows + PACK_TILES * GEMM_ROWS - 1) / (PACK_TILES * GEMM_ROWS), pack_a, &job);
+            }
+            pool_run(pool, (job.panels + p->group - 1) / p->group * job.row_blocks, compute, &job);
+        }
+    }
+}
+
+typedef struct Batch {
+    const Gemm *g;
+    const Plan *p;
+    float *scratch;
+} Batch;
+
+static void run_local(void *arg, int64_t part, int thread) {
+    Batch *b = arg;
+    run_one(b->g, b->p, part, NULL, b->scratch + thread * (b->p->a_floats + b->p->b_floats + b->p->c_floats));
+}
+
+void gemm_run(Gemm *gemm, Pool *pool, void *scratch) {
+    Plan plan = make_plan(gemm->batch, gemm->m, gemm->n, gemm->k, gemm->panels != NULL);
+    if (gemm->m == 0 || gemm->n == 0) return;
+    if (plan.local) {
+        Batch batch = {gemm, &plan, scratch};
+        if (gemm->batch * gemm->m * gemm->n * gemm->k < SMALL_WORK) pool = NULL;
+        pool_run(pool, gemm->batch, run_local, &batch);
+        return;
+    }
+    for (int64_t i = 0; i < gemm->batch; i++) run_one(gemm, &plan, i, pool, scratch);
+}

@@ -1,0 +1,112 @@
+/* 6 x 16 register tile: 12 accumulators, 2 registers of b, 1 broadcast of a. */
+#include "cpu/gemm_kernels.h"
+
+#if defined(__AVX2__) && defined(__FMA__)
+#include "cpu/vmath_avx2.h"
+
+#include <string.h>
+
+/* Inlined with constant `rows` and strides into each case of the switches below. */
+static inline __attribute__((always_inline)) void tile_body(const int rows, int64_t k, const float *restrict a, int64_t a_row,
+                                                            int64_t a_k, const float *restrict b, int64_t b_row,
+                                                            float *restrict c, int64_t c_row, bool add) {
+    __m256 r[GEMM_ROWS][2];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+        r[i][0] = add ? _mm256_loadu_ps(c + i * c_row) : _mm256_setzero_ps();
+        r[i][1] = add ? _mm256_loadu_ps(c + i * c_row + 8) : _mm256_setzero_ps();
+    }
+    for (int64_t p = 0; p < k; p++) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        _mm_prefetch((const char *)(b + 16 * b_row), _MM_HINT_T0);
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) {
+            __m256 x = _mm256_broadcast_ss(a + i * a_row);
+            r[i][0] = _mm256_fmadd_ps(x, b0, r[i][0]);
+            r[i][1] = _mm256_fmadd_ps(x, b1, r[i][1]);
+        }
+        a += a_k;
+        b += b_row;
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+        _mm256_storeu_ps(c + i * c_row, r[i][0]);
+        _mm256_storeu_ps(c + i * c_row + 8, r[i][1]);
+    }
+}
+
+static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row, float *c,
+                 int64_t c_row, bool add) {
+    switch (rows) {
+    case 1: tile_body(1, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
+    case 2: tile_body(2, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
+    case 3: tile_body(3, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
+    case 4: tile_body(4, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
+    case 5: tile_body(5, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
+    default: tile_body(6, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
+    }
+}
+
+static void tile_packed(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add) {
+    switch (rows) {
+    case 1: tile_body(1, k, a, 1, 1, b, GEMM_COLS, c, c_row, add); break;
+    case 2: tile_body(2, k, a, 1, 2, b, GEMM_COLS, c, c_row, add); break;
+    case 3: tile_body(3, k, a, 1, 3, b, GEMM_COLS, c, c_row, add); break;
+    case 4: tile_body(4, k, a, 1, 4, b, GEMM_COLS, c, c_row, add); break;
+    case 5: tile_body(5, k, a, 1, 5, b, GEMM_COLS, c, c_row, add); break;
+    default: tile_body(6, k, a, 1, 6, b, GEMM_COLS, c, c_row, add); break;
+    }
+}
+
+static inline __attribute__((always_inline)) void transpose8(__m256 r[8]) {
+    __m256 t[8], u[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    }
+}
+
+static void interleave(int rows, int width, int64_t k, const float *src, int64_t row, float *dst) {
+    int64_t p = 0;
+    for (; (k - p - 7) * width >= 8; p += 8) { /* a store of 8 never leaves dst */
+        for (int half = 0; half < width; half += 8) {
+            __m256 r[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+                r[i] = half + i < rows ? _mm256_loadu_ps(src + (half + i) * row + p) : _mm256_setzero_ps();
+            transpose8(r);
+            /* with a width below 8 it overlaps the next row, which is written after it */
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) _mm256_storeu_ps(dst + (p + i) * width + half, r[i]);
+        }
+    }
+    for (; p < k; p++)
+        for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
+}
+
+static void add_rows(float *c, const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(c + i, _mm256_add_ps(_mm256_loadu_ps(c + i), _mm256_loadu_ps(x + i)));
+    for (; i < n; i++) c[i] += x[i];
+}
+
+const GemmKernels *gemm_kernels_avx2(void) {
+    static const GemmKernels kernels = {tile, tile_packed, interleave, add_rows};
+    return &kernels;
+}
+#else
+const GemmKernels *gemm_kernels_avx2(void) { return NULL; }
+#endif

@@ -1,0 +1,109 @@
+/* What happens to a block of the product while it is hot: bias, then the node's elementwise program, then the store. */
+#include "cpu/gemm.h"
+
+#include <string.h>
+
+/* The operand as rows: its leading dimensions aligned to those of the result, neighbours merged where one stride serves. */
+static void rows_of(GemmRows *rows, const Tensor *t, const Tensor *out) {
+    *rows = (GemmRows){.data = t->data, .dtype = t->dtype};
+    int shift = out->rank - t->rank;
+    rows->col = t->rank > 0 && t->shape[t->rank - 1] != 1 ? t->strides[t->rank - 1] : 0;
+    for (int d = 0; d + 1 < out->rank; d++) {
+        int own = d - shift;
+        int64_t stride = own >= 0 && t->shape[own] != 1 ? t->strides[own] : 0;
+        if (out->shape[d] == 1) continue;
+        int last = rows->rank - 1;
+        if (last >= 0 && rows->strides[last] == stride * out->shape[d]) {
+            rows->shape[last] *= out->shape[d];
+            rows->strides[last] = stride;
+        } else {
+            rows->shape[rows->rank] = out->shape[d];
+            rows->strides[rows->rank++] = stride;
+        }
+    }
+}
+
+static int64_t row_offset(const GemmRows *rows, int64_t row) {
+    if (rows->rank == 0) return 0;
+    if (rows->rank == 1) return row * rows->strides[0];
+    int64_t offset = 0;
+    for (int d = rows->rank - 1; d >= 0; d--) {
+        offset += row % rows->shape[d] * rows->strides[d];
+        row /= rows->shape[d];
+    }
+    return offset;
+}
+
+Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, const Tensor *bias) {
+    const Tensor *out = &call->out[0];
+    const Attr *words = node_has_attr(call->node, ATTR_program) ? node_attr(call->node, ATTR_program) : NULL;
+    DType types[PROGRAM_MAX_INPUTS];
+    size_t n_inputs = 1;
+    types[0] = call->in[0].dtype;
+    memset(f, 0, sizeof *f);
+    for (uint32_t k = first; k < call->n_in; k++, n_inputs++) {
+        if (n_inputs >= PROGRAM_MAX_INPUTS) return fail(call->ctx, CODE_INVALID, "epilogue has more than %d inputs", PROGRAM_MAX_INPUTS);
+        types[n_inputs] = call->in[k].dtype;
+        rows_of(&f->inputs[n_inputs], &call->in[k], out);
+    }
+    bool f32 = gemm_in_f32(types[0]);
+    TRY(ew_prepare(call->ctx, &f->program, words ? words->ints.items : NULL, words ? words->ints.count : 0, types, n_inputs, f32));
+    f->kernels = f32 ? gemm_kernels() : NULL;
+    f->product = f32 ? DTYPE_F32 : types[0];
+    f->out = out->data;
+    f->n = out->rank ? out->shape[out->rank - 1] : 1;
+    f->out_size = dtype_size(out->dtype);
+    if (bias && bias->data) {
+        f->bias = bias->data;
+        f->bias_type = bias->dtype;
+        f->bias_stride = bias->rank ? bias->strides[bias->rank - 1] : 0;
+    }
+    return CODE_OK;
+}
+
+static void add_bias(const GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product) {
+    int64_t at = (f->bias_rows ? row % f->bias_rows : col) * f->bias_stride, step = f->bias_rows ? 0 : f->bias_stride;
+    if (f->product == DTYPE_F32) {
+        float *p = product;
+        if (f->bias_type == DTYPE_F32 && step == 1) {
+            f->kernels->add(p, (const float *)(const void *)f->bias + at, count);
+            return;
+        }
+        for (int64_t j = 0; j < count; j++) p[j] += load_f32(f->bias, f->bias_type, at + j * step);
+        return;
+    }
+#define ADD(D, T, U)                                                                                                   \
+    case DTYPE_##D:                                                                                                    \
+        for (int64_t j = 0; j < count; j++)                                                                            \
+            ((T *)product)[j] = (T)((U)((T *)product)[j] + (U)((const T *)(const void *)f->bias)[at + j * step]);      \
+        break;
+    switch (f->product) {
+        ADD(F64, double, double)
+        ADD(U8, uint8_t, uint32_t)
+        ADD(I8, int8_t, uint32_t)
+        ADD(I16, int16_t, uint32_t)
+        ADD(I32, int32_t, uint32_t)
+        ADD(I64, int64_t, uint64_t)
+    default: break;
+    }
+#undef ADD
+}
+
+void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product) {
+    EwSrc src[PROGRAM_MAX_INPUTS] = {{product, 1}};
+    uint64_t gathered[PROGRAM_MAX_INPUTS][GEMM_MAX_SEGMENT]; /* rows of operands that are strided inside */
+    int n_gathered = 0;
+    if (f->bias) add_bias(f, row, col, count, product);
+    for (uint32_t i = 1; i < f->program.n_inputs; i++) {
+        const GemmRows *in = &f->inputs[i];
+        size_t size = dtype_size(in->dtype);
+        const char *data = in->data + (row_offset(in, row) + col * in->col) * (int64_t)size;
+        src[i] = (EwSrc){data, in->col};
+        if (in->col == 0 || in->col == 1) continue;
+        char *to = (char *)gathered[n_gathered++];
+        for (int64_t j = 0; j < count; j++) memcpy(to + (size_t)j * size, data + j * in->col * (int64_t)size, size);
+        src[i] = (EwSrc){to, 1};
+    }
+    EwFault fault = ew_row(&f->program, f->out + (size_t)(row * f->n + col) * f->out_size, src, count);
+    if (fault != EW_OK) atomic_store(&f->fault, (int)fault);
+}

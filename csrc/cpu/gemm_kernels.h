@@ -1,0 +1,24 @@
+/* The inner kernels of the f32 matrix product: one table for each instruction set. */
+#ifndef FORGE_CPU_GEMM_KERNELS_H
+#define FORGE_CPU_GEMM_KERNELS_H
+
+#include "cpu/cpu.h"
+
+enum { GEMM_ROWS = 6, GEMM_COLS = 16 }; /* of a register tile */
+
+typedef struct GemmKernels {
+    /* c[rows x 16] = a * b, or += with `add`: a(i, k) is a[i * a_row + k * a_k], row k of b is the 16 floats at b + k * b_row.
+     * 1 <= rows <= 6. Each element is one chain of multiply-adds in the order of k, whatever `rows` is. */
+    void (*tile)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row, float *c,
+                 int64_t c_row, bool add);
+    /* The same with a_row 1, a_k `rows` (packed) and b_row 16. */
+    void (*tile_packed)(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add);
+    /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. rows <= width, width is 16 or at most 6. */
+    void (*interleave)(int rows, int width, int64_t k, const float *src, int64_t row, float *dst);
+    void (*add)(float *c, const float *x, int64_t n);
+} GemmKernels;
+
+const GemmKernels *gemm_kernels(void);      /* the best for this machine */
+const GemmKernels *gemm_kernels_avx2(void); /* gemm_avx2.c; NULL where it was not compiled for AVX2 */
+
+#endif

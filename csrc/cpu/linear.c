@@ -1,0 +1,123 @@
+/* linear and matmul: both are a batched product A * B with an epilogue; linear's B is its weight turned around. */
+#include "cpu/gemm.h"
+
+enum { LINEAR_FIXED = 3, MATMUL_FIXED = 2 }; /* operands before those of the epilogue */
+
+static GemmOperand transposed(GemmOperand o) { return (GemmOperand){o.data, o.dtype, o.col, o.row}; }
+
+static GemmOperand last_two(const Tensor *t) {
+    bool matrix = t->rank >= 2;
+    return (GemmOperand){t->data, t->dtype, matrix ? t->strides[t->rank - 2] : 0, t->rank ? t->strides[t->rank - 1] : 0};
+}
+
+static int64_t size_of(const Tensor *t, int from_end) { return t->rank >= from_end ? t->shape[t->rank - from_end] : 1; }
+
+static Code run(KernelCall *call, Gemm *gemm, uint32_t fixed, const Tensor *bias) {
+    GemmFinish finish;
+    if (gemm->batch * gemm->m * gemm->n == 0) return CODE_OK;
+    TRY(gemm_finish_init(&finish, call, fixed, bias));
+    gemm->finish = &finish;
+    gemm->panels = call->prepared;
+    gemm_fold_batch(gemm);
+    if (gemm_in_f32(gemm->a.dtype)) gemm_run(gemm, call->pool, call->scratch);
+    else TRY(gemm_plain_run(call->ctx, gemm, call->pool, call->scratch));
+    return ew_fail(call->ctx, (EwFault)atomic_load(&finish.fault));
+}
+
+Code linear_run(KernelCall *call) {
+    const Tensor *x = &call->in[0], *w = &call->in[1];
+    Gemm gemm = {.batch = 1, .m = size_of(x, 2), .n = w->shape[0], .k = w->shape[1], .a = last_two(x), .b = transposed(last_two(w))};
+    for (int d = 0; d + 2 < x->rank; d++) gemm_add_batch(&gemm, x->shape[d], x->strides[d], 0);
+    return run(call, &gemm, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL);
+}
+
+Code matmul_run(KernelCall *call) {
+    const Tensor *a = &call->in[0], *b = &call->in[1];
+    Gemm gemm = {.batch = 1, .m = size_of(a, 2), .n = size_of(b, 1), .k = size_of(a, 1), .a = last_two(a), .b = last_two(b)};
+    for (int d = 0; d + 2 < a->rank; d++)
+        gemm_add_batch(&gemm, a->shape[d] == 1 ? b->shape[d] : a->shape[d], a->shape[d] == 1 ? 0 : a->strides[d],
+                       b->shape[d] == 1 ? 0 : b->strides[d]);
+    return run(call, &gemm, MATMUL_FIXED, NULL);
+}
+
+/* Which batch dimensions become rows depends on strides, not known here: room for the worst case. */
+static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_t m, int64_t n, int64_t k, int threads) {
+    if (!gemm_in_f32(dtype)) return gemm_plain_scratch(threads);
+    int64_t outer = 1, worst = 0;
+    for (int d = 0; d < rank; d++) outer *= batch[d];
+    for (int d = rank; d >= 0; d--) {
+        worst = gemm_max(worst, gemm_scratch(outer, m, n, k, false, threads));
+        if (d == 0 || batch[d - 1] == 0) break;
+        outer /= batch[d - 1];
+        m *= batch[d - 1];
+    }
+    return worst;
+}
+
+int64_t linear_scratch(const Graph *g, const Node *node, int threads) {
+    const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
+    int rank = x->rank > 2 ? x->rank - 2 : 0;
+    return worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0], w->shape[1], threads);
+}
+
+int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
+    const Value *a = graph_value(g, node->operands[0]), *b = graph_value(g, node->operands[1]);
+    int64_t batch[MAX_RANK];
+    for (int d = 0; d + 2 < a->rank; d++) batch[d] = a->shape[d] == 1 ? b->shape[d] : a->shape[d];
+    return worst_scratch(a->dtype, batch, a->rank - 2, a->shape[a->rank - 2], b->shape[b->rank - 1], a->shape[a->rank - 1], threads);
+}
+
+/* --- packing of constant weights --------------------------------------------------------------------------------------- */
+/* Is the value a constant with data, seen through views that never need a copy? */
+static bool is_constant(const Graph *g, ValueId v) {
+    const Node *node = value_node(g, v);
+    while (node->op == OP_permute || node->op == OP_slice || node->op == OP_expand) node = value_node(g, node->operands[0]);
+    return node->op == OP_constant && g->constants[node_int(node, ATTR_index)].data;
+}
+
+static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t n, int64_t k) {
+    bool packs = gemm_in_f32(graph_value(g, weight)->dtype) && n > 0 && k > 0 && is_constant(g, weight);
+    return packs ? gemm_panels_bytes(n, k) : 0;
+}
+
+typedef struct Packing {
+    const GemmKernels *kernels;
+    GemmOperand b;
+    int64_t n, k;
+    float *panels;
+} Packing;
+
+static void pack_part(void *arg, int64_t part, int thread) {
+    (void)thread;
+    const Packing *p = arg;
+    gemm_pack_panel(p->kernels, &p->b, p->n, p->k, part, p->panels + part * GEMM_COLS * p->k);
+}
+
+static Code prepare(Context *ctx, GemmOperand b, int64_t n, int64_t k, Pool *pool, void *prepared) {
+    if (!b.data) return fail(ctx, CODE_INTERNAL, "the weight to be packed has no data");
+    Packing packing = {gemm_kernels(), b, n, k, prepared};
+    pool_run(pool, gemm_panels(n), pack_part, &packing);
+    return CODE_OK;
+}
+
+int64_t linear_prepared_bytes(const Graph *g, const Node *node) {
+    const Value *w = graph_value(g, node->operands[1]);
+    return prepared_bytes(g, node->operands[1], w->shape[0], w->shape[1]);
+}
+
+Code linear_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared) {
+    (void)node;
+    return prepare(ctx, transposed(last_two(&in[1])), in[1].shape[0], in[1].shape[1], pool, prepared);
+}
+
+int64_t matmul_prepared_bytes(const Graph *g, const Node *node) {
+    const Value *b = graph_value(g, node->operands[1]);
+    for (int d = 0; d + 2 < b->rank; d++)
+        if (b->shape[d] != 1) return 0;
+    return prepared_bytes(g, node->operands[1], b->shape[b->rank - 1], b->shape[b->rank - 2]);
+}
+
+Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared) {
+    (void)node;
+    return prepare(ctx, last_two(&in[1]), size_of(&in[1], 1), size_of(&in[1], 2), pool, prepared);
+}

@@ -1,0 +1,187 @@
+/* A job is published in `state` as (generation, open, running). A worker that sees an open job that it has not seen enters
+ * by adding one to `running`; the caller works too, closes the job when no part is left, and waits for `running` to fall to
+ * 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, then sleep. */
+#include "exec/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RUNNING_MASK = 0x3fff, STATE_STOP = 0x4000, STATE_OPEN = 0x8000, GENERATION_SHIFT = 16 };
+enum { MAX_THREADS = 256, SPIN_NANOSECONDS = 40000, SPINS_BEFORE_YIELD = 4000 };
+
+typedef struct Worker {
+    Pool *pool;
+    pthread_t thread;
+    int id; /* 1.. ; the caller is 0 */
+} Worker;
+
+struct Pool {
+    int threads;
+    bool yields;                  /* more threads than cores: spinning would steal from the others */
+    _Atomic uint64_t owner;       /* process id << 1 | busy: a child of fork() never believes its parent's lock */
+    pid_t process;                /* that `workers` belong to; 0 before the first use */
+    int n_workers;
+    Worker *workers;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    atomic_int sleepers;
+    PoolBody body;
+    void *arg;
+    int64_t parts;
+    _Alignas(64) _Atomic uint64_t state;
+    _Alignas(64) _Atomic int64_t next;
+};
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static int64_t nanoseconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+Code pool_create(Context *ctx, int threads, Pool **out) {
+    *out = NULL;
+    if (threads < 1) return fail(ctx, CODE_INVALID, "num_threads must be at least 1, got %d", threads);
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, sizeof(Pool))) return fail(ctx, CODE_NO_MEMORY, "out of memory for a thread pool");
+    Pool *pool = memory;
+    *pool = (Pool){.threads = threads};
+    pool->workers = calloc((size_t)threads, sizeof *pool->workers);
+    if (!pool->workers) {
+        free(pool);
+        return fail(ctx, CODE_NO_MEMORY, "out of memory for %d threads", threads);
+    }
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    pool->yields = cores > 0 && threads > cores;
+    atomic_init(&pool->owner, (uint64_t)getpid() << 1);
+    *out = pool;
+    return CODE_OK;
+}
+
+int pool_threads(const Pool *pool) { return pool ? pool->threads : 1; }
+
+bool pool_enter(Pool *pool) {
+    uint64_t idle = (uint64_t)getpid() << 1, seen = atomic_load(&pool->owner);
+    if (seen == (idle | 1)) return false;
+    return atomic_compare_exchange_strong(&pool->owner, &seen, idle | 1);
+}
+
+void pool_leave(Pool *pool) { atomic_store(&pool->owner, (uint64_t)getpid() << 1); }
+
+static void take_parts(Pool *pool, int thread) {
+    int64_t parts = pool->parts;
+    for (int64_t part; (part = atomic_fetch_add(&pool->next, 1)) < parts;) pool->body(pool->arg, part, thread);
+}
+
+static bool has_news(const Pool *pool, uint64_t seen) {
+    uint64_t state = atomic_load(&pool->state);
+    return (state & STATE_STOP) || ((state & STATE_OPEN) && state >> GENERATION_SHIFT != seen);
+}
+
+static void wait_for_news(Pool *pool, uint64_t seen) {
+    if (!pool->yields) {
+        int64_t until = 0;
+        for (unsigned i = 1; !has_news(pool, seen); i++) {
+            relax();
+            if (i % 64) continue;
+            int64_t now = nanoseconds();
+            if (!until) until = now + SPIN_NANOSECONDS;
+            if (now > until) break;
+        }
+    }
+    if (has_news(pool, seen)) return;
+    pthread_mutex_lock(&pool->mutex);
+    atomic_fetch_add(&pool->sleepers, 1); /* before the check: a caller that publishes after it sees a sleeper */
+    while (!has_news(pool, seen)) pthread_cond_wait(&pool->wake, &pool->mutex);
+    atomic_fetch_sub(&pool->sleepers, 1);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void *worker_main(void *arg) {
+    Worker *self = arg;
+    Pool *pool = self->pool;
+    uint64_t seen = 0;
+    for (;;) {
+        uint64_t state = atomic_load(&pool->state);
+        if (state & STATE_STOP) return NULL;
+        if (!(state & STATE_OPEN) || state >> GENERATION_SHIFT == seen) {
+            wait_for_news(pool, seen);
+        } else if (atomic_compare_exchange_strong(&pool->state, &state, state + 1)) {
+            seen = state >> GENERATION_SHIFT;
+            take_parts(pool, self->id);
+            atomic_fetch_sub(&pool->state, 1);
+        }
+    }
+}
+
+static void wake_sleepers(Pool *pool) {
+    if (atomic_load(&pool->sleepers) == 0) return;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* Workers do not survive fork(): a child starts its own, over fresh locks. Fewer than asked is fine. */
+static void start_workers(Pool *pool) {
+    pool->process = getpid();
+    pool->n_workers = 0;
+    atomic_store(&pool->sleepers, 0);
+    atomic_store(&pool->state, 0);
+    if (pthread_mutex_init(&pool->mutex, NULL) || pthread_cond_init(&pool->wake, NULL)) return;
+    sigset_t all, old; /* signals are for the caller's threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    for (int i = 0; i + 1 < pool->threads; i++) {
+        Worker *worker = &pool->workers[i];
+        *worker = (Worker){.pool = pool, .id = i + 1};
+        if (pthread_create(&worker->thread, NULL, worker_main, worker)) break;
+        pool->n_workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg) {
+    bool alone = !pool || pool->threads == 1 || parts <= 1;
+    if (!alone && pool->process != getpid()) start_workers(pool);
+    if (alone || pool->n_workers == 0) {
+        for (int64_t part = 0; part < parts; part++) body(arg, part, 0);
+        return;
+    }
+    pool->body = body;
+    pool->arg = arg;
+    pool->parts = parts;
+    atomic_store(&pool->next, 0);
+    uint64_t generation = (atomic_load(&pool->state) >> GENERATION_SHIFT) + 1;
+    atomic_store(&pool->state, generation << GENERATION_SHIFT | STATE_OPEN);
+    wake_sleepers(pool);
+    take_parts(pool, 0);
+    atomic_fetch_and(&pool->state, ~(uint64_t)STATE_OPEN);
+    for (int spins = 0; atomic_load(&pool->state) & RUNNING_MASK; spins++) {
+        if (pool->yields || spins > SPINS_BEFORE_YIELD) sched_yield();
+        else relax();
+    }
+}
+
+void pool_destroy(Pool *pool) {
+    if (!pool) return;
+    if (pool->process == getpid()) {
+        atomic_fetch_or(&pool->state, STATE_STOP);
+        wake_sleepers(pool);
+        for (int i = 0; i < pool->n_workers; i++) pthread_join(pool->workers[i].thread, NULL);
+        pthread_mutex_destroy(&pool->mutex);
+        pthread_cond_destroy(&pool->wake);
+    }
+    free(pool->workers);
+    free(pool);
+}
