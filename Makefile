@@ -8,10 +8,9 @@ TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 PY      = $(VENV)/bin/python
 PIP     = $(PY) -m pip --disable-pip-version-check -q
-CC     ?= gcc
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test test-all build tool sanitize sanitize-c sanitize-python lint format clean
+.PHONY: help demo test test-all build tool sanitize lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -62,7 +61,7 @@ build: $(VENV)/.ready
 
 WARN      = -Wall -Wextra
 CFLAGS    = -O2 -g
-BASE_C    = -std=c11 -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread -Icsrc
+BASE_C    = -std=c11 -D_GNU_SOURCE -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread -Icsrc
 HEADERS   = $(shell find csrc -name '*.h' -o -name '*.def' -o -name '*.inc')
 ROOMS     = $(sort $(shell find csrc -name '*.c' -not -path 'csrc/python/*' -not -path 'csrc/tool/*' -not -path 'csrc/softnpu/*'))
 TOOL      = $(sort $(wildcard csrc/tool/*.c))
@@ -77,39 +76,16 @@ build/forge-opt: $(TOOL_OBJ) $(ROOM_OBJ)
 	$(CC) $(CFLAGS) -pthread $^ -o $@ $(LIBS)
 
 # The instruction sets are the same as in setup.py: the file's name asks for them.
-isa = $(if $(filter %_avx2,$(1)),-mavx2 -mfma -mf16c -ffp-contract=fast,$(if $(filter %_avx512,$(1)),-mavx512f -mavx512bw \
-      -mavx512vl -mavx512dq -mfma -mf16c -ffp-contract=fast,-ffp-contract=off))
+isa = $(if $(filter %_avx2,$(1)),-mavx2 -mfma -mf16c -ffp-contract=fast,\
+      $(if $(filter %_avx512,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -ffp-contract=fast,\
+      -ffp-contract=off))
 
 $(OBJDIR)/%.o: %.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(BASE_C) $(CFLAGS) $(WARN) $(call isa,$*) -c $< -o $@
 
-# --- sanitizers --------------------------------------------------------------------------------------------------------
-
-SANITIZE   = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-C_TESTS    = $(sort $(wildcard tests/c/*.c))
-C_TEST_BIN = $(C_TESTS:tests/c/%.c=build/sanitize-c/%)
-
-sanitize: sanitize-c sanitize-python
-
-sanitize-c:
-	$(MAKE) OBJDIR=build/sanitize-c/obj CFLAGS="$(SANITIZE)" run-c-tests
-
-.PHONY: run-c-tests
-run-c-tests: $(C_TEST_BIN)
-	@set -e; for t in $(C_TEST_BIN); do echo "$$t"; $$t; done
-
-build/sanitize-c/%: tests/c/%.c $(ROOM_OBJ)
-	@mkdir -p $(@D)
-	$(CC) $(BASE_C) $(CFLAGS) $(WARN) $< $(ROOM_OBJ) -o $@ $(LIBS)
-
-# Python itself is not instrumented: the run-times are preloaded (libstdc++ with them, or torch's exceptions miss their
-# interceptor), and leaks, of which an interpreter has many of its own, are left to the C tests.
-PRELOAD = $(foreach lib,libasan.so libubsan.so libstdc++.so,$(shell $(CC) -print-file-name=$(lib)))
-
-sanitize-python: $(VENV)/.ready
-	FORGE_SANITIZE=1 $(PY) setup.py -q build --build-lib build/sanitize-python
-	LD_PRELOAD="$(PRELOAD)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize-python PYTHONMALLOC=malloc $(PY) tests/smoke.py
+sanitize: build
+	$(PY) -m pytest tests/test_sanitize.py
 
 # --- care --------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Builds forge_ugc._core from csrc/. What the package is stands in pyproject.toml; this file only knows how to compile C.
+"""Builds forge_ugc._core from csrc/. What the package is stands in pyproject.toml; this file knows how to compile C.
 
 Switches, read from the environment:
     FORGE_DEBUG=1      no optimisation, assertions on
@@ -23,8 +23,8 @@ DEBUG = os.environ.get("FORGE_DEBUG") == "1"
 SANITIZE = os.environ.get("FORGE_SANITIZE") == "1"
 WERROR = os.environ.get("FORGE_WERROR") == "1"
 
-COMMON = ["-std=c11", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
-# Files that need an instruction set say so in their name; nothing else may use it, so that dispatch at run time is safe.
+COMMON = ["-std=c11", "-D_GNU_SOURCE", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
+# Files that need an instruction set say so in their name; no other file may use it, or dispatch would be unsafe.
 ISA = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"],
@@ -70,7 +70,7 @@ class ParallelBuild(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # pip gives each editable build a new temporary folder; one place for each mode keeps the objects for the next build.
+        # pip gives each editable build a new temporary folder; one place for each mode keeps the objects.
         warn = "-werror" if WERROR else ""
         self.build_temp = os.path.join("build", f"objects-{mode()}{warn}-{sys.implementation.cache_tag}")
 
