@@ -36,4 +36,30 @@ Code softmax_run(KernelCall *call);    /* and log_softmax; contiguous: 0; in pla
 int64_t softmax_scratch(const Graph *g, const Node *node, int threads);
 Code rope_run(KernelCall *call);       /* strided_out */
 
+/* --- elementwise.c has elementwise_kernel; reduce.c, scan.c, sort.c -------------------------------------------------- */
+Code reduce_run(KernelCall *call);     /* sum, mean, prod, amax, amin, any, all, var */
+Code arg_reduce_run(KernelCall *call); /* argmax, argmin */
+Code scan_run(KernelCall *call);       /* cumsum, cumprod; in place: 0 */
+Code sort_run(KernelCall *call);       /* and topk */
+int64_t sort_scratch(const Graph *g, const Node *node, int threads);
+
+/* --- index.c, index_element.c; those that write take over operand 0 in place ------------------------------------------ */
+Code embedding_run(KernelCall *call);
+Code index_select_run(KernelCall *call);
+Code index_run(KernelCall *call);
+Code index_put_run(KernelCall *call);
+Code index_write_run(KernelCall *call); /* index_copy, index_add */
+Code gather_run(KernelCall *call);
+Code scatter_run(KernelCall *call);
+
+/* --- move.c ------------------------------------------------------------------------------------------------------------ */
+Code contiguous_run(KernelCall *call); /* strided_out */
+Code cat_run(KernelCall *call);
+Code slice_scatter_run(KernelCall *call); /* in place: 0 */
+Code pad_run(KernelCall *call);
+Code flip_run(KernelCall *call);
+Code triangle_run(KernelCall *call); /* in place: 0 */
+Code full_run(KernelCall *call);
+Code arange_run(KernelCall *call);
+
 #endif

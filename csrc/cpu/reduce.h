@@ -1,0 +1,21 @@
+/* Reading and writing any element type as double (floats) or int64 (integers, bool): what reductions and scans compute in. */
+#ifndef FORGE_CPU_REDUCE_H
+#define FORGE_CPU_REDUCE_H
+
+#include "base/dtype.h"
+
+typedef union Wide {
+    double f;
+    int64_t i;
+} Wide;
+
+/* n elements from memory with a stride, as .f where dtype_is_float(type), else .i */
+typedef void (*WideLoad)(Wide *to, const void *from, int64_t stride, int64_t n);
+/* The other way, to contiguous memory. Floats are rounded, integers cut, bool is `!= 0`. */
+typedef void (*WideStore)(void *to, const Wide *from, int64_t n);
+WideLoad wide_load(DType type); /* NULL for complex and objects */
+WideStore wide_store(DType type);
+
+enum { WIDE_CHUNK = 256 };
+
+#endif
