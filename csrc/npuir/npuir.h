@@ -91,6 +91,8 @@ typedef struct KernelTraits {
     uint32_t inplace;      /* bit k: result 0 may overwrite operand k when both have the same dtype, shape and strides */
     bool strided_out;      /* may write result 0 through strides */
 } KernelTraits;
+/* Bits stand for operands 0..30; bit 31 for all after them. */
+static inline bool trait_bit(uint32_t bits, uint32_t operand) { return bits >> (operand < 31 ? operand : 31) & 1; }
 typedef KernelTraits (*TraitsFn)(Op op);
 typedef int64_t (*ScratchFn)(const Graph *g, const Node *node, int threads); /* bytes */
 

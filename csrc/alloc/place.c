@@ -1,0 +1,238 @@
+/* Where in the arena each block lies: linear scan first, then better plans while they may exist and are cheap to try.
+ *
+ * 1. Linear scan over the schedule: each block takes the free gap that fits best; memory of blocks that end is given back.
+ *    Near linear, always done.
+ * 2. If that misses the bound, greedy plans: blocks are placed one by one in some order, each into the best gap between the
+ *    blocks placed before that are live together with it. Orders: by time, by size, by how full memory is while the block
+ *    lives. Last, the block that sticks out at the top is placed first in a new attempt, again and again.
+ * The smallest plan is kept; the search ends at the bound, and repairs close to it, or when WORK steps are spent. */
+#include "alloc/place.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORK = 1000000, REPAIRS = 100, GOOD_ENOUGH = 100 /* one part in so many above the bound */ };
+
+/* --- linear scan ------------------------------------------------------------------------------------------------------- */
+typedef struct Gap { int64_t offset, size; } Gap;
+typedef struct Gaps {
+    Gap *items; /* sorted by offset, no two touch */
+    uint32_t n;
+    int64_t top; /* behind the last byte ever used */
+} Gaps;
+
+static int64_t take(Gaps *g, int64_t size) {
+    uint32_t best = UINT32_MAX;
+    for (uint32_t k = 0; k < g->n; k++) {
+        if (g->items[k].size >= size && (best == UINT32_MAX || g->items[k].size < g->items[best].size)) best = k;
+    }
+    if (best == UINT32_MAX) { /* at the top, over a gap that reaches it */
+        bool touches = g->n > 0 && g->items[g->n - 1].offset + g->items[g->n - 1].size == g->top;
+        int64_t offset = touches ? g->items[--g->n].offset : g->top;
+        g->top = offset + size;
+        return offset;
+    }
+    Gap *gap = &g->items[best];
+    int64_t offset = gap->offset;
+    gap->offset += size;
+    gap->size -= size;
+    if (gap->size == 0) memmove(gap, gap + 1, (--g->n - best) * sizeof *gap);
+    return offset;
+}
+
+static void give(Gaps *g, int64_t offset, int64_t size) {
+    uint32_t low = 0, high = g->n; /* the first gap behind */
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (g->items[middle].offset < offset) low = middle + 1;
+        else high = middle;
+    }
+    Gap *before = low > 0 ? &g->items[low - 1] : NULL, *after = low < g->n ? &g->items[low] : NULL;
+    bool joins_before = before && before->offset + before->size == offset;
+    bool joins_after = after && offset + size == after->offset;
+    if (joins_before) before->size += size + (joins_after ? after->size : 0);
+    else if (joins_after) *after = (Gap){offset, size + after->size};
+    if (joins_before && joins_after) memmove(after, after + 1, (--g->n - low) * sizeof *after);
+    if (joins_before || joins_after) return;
+    memmove(g->items + low + 1, g->items + low, (g->n - low) * sizeof *g->items);
+    g->items[low] = (Gap){offset, size};
+    g->n++;
+}
+
+static Code linear_scan(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *size) {
+    Gaps gaps = {0};
+    uint32_t *ends, *next, at = 0; /* blocks that end at a position, as lists */
+    TRY(ARENA_NEW(ctx, scratch, (size_t)n + 1, &gaps.items));
+    TRY(ARENA_NEW(ctx, scratch, length, &ends));
+    TRY(ARENA_NEW(ctx, scratch, n, &next));
+    memset(ends, 0xff, length * sizeof *ends);
+    for (uint32_t p = 0; p < length; p++) {
+        for (; at < n && blocks[at].first == p; at++) {
+            blocks[at].offset = take(&gaps, blocks[at].size);
+            next[at] = ends[blocks[at].last];
+            ends[blocks[at].last] = at;
+        }
+        for (uint32_t b = ends[p]; b != UINT32_MAX; b = next[b]) give(&gaps, blocks[b].offset, blocks[b].size);
+    }
+    *size = gaps.top;
+    return CODE_OK;
+}
+
+/* --- greedy plans ------------------------------------------------------------------------------------------------------ */
+typedef struct Key { int64_t major, minor; uint32_t block; } Key;
+typedef struct Greedy {
+    const Block *blocks;
+    uint32_t n, leaves;
+    uint32_t *latest; /* tree over blocks (sorted by first): 1 + the latest end of those that are placed, 0 none */
+    int64_t *offset;
+    Key *order;
+    Gap *near;        /* what conflicts with the block in hand */
+    uint32_t n_near;
+    int64_t work;
+} Greedy;
+
+static int compare_keys(const void *a, const void *b) {
+    const Key *x = a, *y = b;
+    if (x->major != y->major) return x->major > y->major ? -1 : 1;
+    if (x->minor != y->minor) return x->minor > y->minor ? -1 : 1;
+    return x->block < y->block ? -1 : x->block > y->block;
+}
+
+static int compare_gaps(const void *a, const void *b) {
+    const Gap *x = a, *y = b;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+/* Gathers the placed blocks below `limit` (blocks that begin in time) whose end is not before `first`. */
+static void gather(Greedy *g, uint32_t tree, uint32_t low, uint32_t high, uint32_t limit, uint32_t first) {
+    if (low >= limit || g->latest[tree] <= first) return;
+    g->work--;
+    if (high - low == 1) {
+        g->near[g->n_near++] = (Gap){g->offset[low], g->blocks[low].size};
+        return;
+    }
+    uint32_t middle = low + (high - low) / 2;
+    gather(g, 2 * tree, low, middle, limit, first);
+    gather(g, 2 * tree + 1, middle, high, limit, first);
+}
+
+static uint32_t begun_by(const Greedy *g, uint32_t position) {
+    uint32_t low = 0, high = g->n;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (g->blocks[middle].first <= position) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static int64_t place_one(Greedy *g, uint32_t b) {
+    const Block *block = &g->blocks[b];
+    g->n_near = 0;
+    gather(g, 1, 0, g->leaves, begun_by(g, block->last), block->first);
+    qsort(g->near, g->n_near, sizeof *g->near, compare_gaps);
+    int64_t end = 0, best = -1, best_gap = INT64_MAX;
+    for (uint32_t k = 0; k < g->n_near; k++) {
+        int64_t gap = g->near[k].offset - end;
+        if (gap >= block->size && gap < best_gap) {
+            best = end;
+            best_gap = gap;
+        }
+        if (g->near[k].offset + g->near[k].size > end) end = g->near[k].offset + g->near[k].size;
+    }
+    g->offset[b] = best >= 0 ? best : end;
+    for (uint32_t t = g->leaves + b; t > 0; t /= 2) {
+        if (g->latest[t] < block->last + 1) g->latest[t] = block->last + 1;
+    }
+    return g->offset[b] + block->size;
+}
+
+/* Places all in g->order; keeps the plan if it is smaller than *size. Returns its size, -1 when the work is spent.
+ * `*top`: place in the order of the block that ends last. */
+static int64_t attempt(Greedy *g, Block *blocks, int64_t *size, uint32_t *top) {
+    int64_t most = 0;
+    memset(g->latest, 0, 2 * (size_t)g->leaves * sizeof *g->latest);
+    for (uint32_t k = 0; k < g->n; k++) {
+        int64_t end = place_one(g, g->order[k].block);
+        if (g->work <= 0) return -1;
+        if (end <= most) continue;
+        most = end;
+        *top = k;
+    }
+    if (most >= *size) return most;
+    *size = most;
+    for (uint32_t b = 0; b < g->n; b++) blocks[b].offset = g->offset[b];
+    return most;
+}
+
+/* fullest[b]: the most bytes that are live at once while block b lives. `live` is overwritten level by level (a sparse table
+ * of maxima over 2^k positions), blocks are answered at the level of their length. */
+static void find_fullest(const Block *blocks, uint32_t n, int64_t *live, uint32_t length, Key *keys) {
+    for (uint32_t level = 0; (uint64_t)1 << level <= length; level++) {
+        uint32_t span = 1u << level;
+        for (uint32_t b = 0; b < n; b++) {
+            uint32_t lives = blocks[b].last - blocks[b].first + 1;
+            if (lives < span || lives / 2 >= span) continue;
+            int64_t left = live[blocks[b].first], right = live[blocks[b].last + 1 - span];
+            keys[b] = (Key){left > right ? left : right, blocks[b].size, b};
+        }
+        for (uint32_t p = 0; (uint64_t)p + 2 * (uint64_t)span <= length; p++) {
+            if (live[p + span] > live[p]) live[p] = live[p + span];
+        }
+    }
+}
+
+static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *live, int64_t bound,
+                   int64_t *size) {
+    Greedy g = {.blocks = blocks, .n = n, .leaves = 1, .work = WORK};
+    uint32_t top = 0;
+    while (g.leaves < n) g.leaves *= 2;
+    TRY(ARENA_NEW(ctx, scratch, 2 * (size_t)g.leaves, &g.latest));
+    TRY(ARENA_NEW(ctx, scratch, n, &g.offset));
+    TRY(ARENA_NEW(ctx, scratch, n, &g.order));
+    TRY(ARENA_NEW(ctx, scratch, n, &g.near));
+    Key *best;
+    TRY(ARENA_NEW(ctx, scratch, n, &best));
+    int64_t best_size = INT64_MAX;
+    enum { SIZE, FULLEST, LENGTH, TIME, KINDS };
+    for (int kind = 0; kind < KINDS && *size > bound; kind++) {
+        for (uint32_t b = 0; b < n; b++) {
+            int64_t lives = (int64_t)blocks[b].last - blocks[b].first + 1;
+            g.order[b] = (Key){kind == SIZE ? blocks[b].size : kind == LENGTH ? lives : 0, blocks[b].size, b};
+            if (kind == TIME) g.order[b].minor = 0;
+        }
+        if (kind == FULLEST) find_fullest(blocks, n, live, length, g.order); /* spoils `live` */
+        qsort(g.order, n, sizeof *g.order, compare_keys);
+        int64_t got = attempt(&g, blocks, size, &top);
+        if (got < 0) return CODE_OK;
+        if (got >= best_size) continue;
+        best_size = got;
+        memcpy(best, g.order, n * sizeof *best);
+    }
+    memcpy(g.order, best, n * sizeof *best);
+    for (int repair = 0; repair < REPAIRS && *size - bound > bound / GOOD_ENOUGH; repair++) {
+        if (attempt(&g, blocks, size, &top) < 0 || top == 0) break;
+        Key first = g.order[top];
+        memmove(g.order + 1, g.order, top * sizeof *g.order);
+        g.order[0] = first;
+    }
+    return CODE_OK;
+}
+
+Code place_blocks(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *size,
+                  int64_t *bound) {
+    int64_t *live;
+    *size = *bound = 0;
+    if (n == 0) return CODE_OK;
+    TRY(ARENA_NEW(ctx, scratch, (size_t)length + 1, &live));
+    for (uint32_t b = 0; b < n; b++) {
+        live[blocks[b].first] += blocks[b].size;
+        live[blocks[b].last + 1] -= blocks[b].size;
+    }
+    for (uint32_t p = 0; p < length; p++) {
+        live[p + 1] += live[p];
+        if (live[p] > *bound) *bound = live[p];
+    }
+    TRY(linear_scan(ctx, scratch, blocks, n, length, size));
+    return *size > *bound ? greedy(ctx, scratch, blocks, n, length, live, *bound, size) : CODE_OK;
+}

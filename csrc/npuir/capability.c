@@ -1,0 +1,94 @@
+/* What each device takes. The CPU takes everything: an operator without a kernel is a `host` node. The NPU's column holds
+ * what Intel's NPU compiler accepts, less what it accepts and does badly (a look-up moves the whole table through DMA). */
+#include <string.h>
+
+#include "graph/program.h"
+#include "npuir/npuir.h"
+
+const char *device_name(Device device) { return device == DEVICE_NPU ? "npu" : "cpu"; }
+
+const Target *target_find(const char *name) {
+    static const Target targets[] = {{"cpu", false}, {"npu3720", true}, {"npu4000", true}, {"npu5010", true}};
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        if (strcmp(targets[i].name, name) == 0) return &targets[i];
+    }
+    return NULL;
+}
+
+enum { NPU_MAX_RANK = 5 };
+
+static const char *npu_op_reason(Op op) {
+    switch (op) {
+        case OP_host: return "a host call";
+        case OP_embedding:
+        case OP_gather:
+        case OP_index:
+        case OP_index_select: return "a look-up: the NPU would move the whole table";
+        case OP_index_put:
+        case OP_index_copy:
+        case OP_index_add:
+        case OP_scatter:
+        case OP_slice_scatter: return "a scattered write: slow on the NPU";
+        case OP_topk:
+        case OP_sort: return "sorting";
+        case OP_cumsum:
+        case OP_cumprod: return "a scan";
+        case OP_argmax:
+        case OP_argmin: return "an index result";
+        case OP_bitwise_and:
+        case OP_bitwise_or:
+        case OP_bitwise_xor:
+        case OP_bitwise_not:
+        case OP_shift_left:
+        case OP_shift_right: return "bit arithmetic";
+        default: return NULL;
+    }
+}
+
+static const char *npu_dtype_reason(DType dtype) {
+    switch (dtype) {
+        case DTYPE_F16:
+        case DTYPE_F32:
+        case DTYPE_BOOL: return NULL;
+        case DTYPE_BF16: return "bf16 arithmetic";
+        case DTYPE_F64: return "f64 arithmetic";
+        case DTYPE_C64:
+        case DTYPE_C128: return "complex numbers";
+        case DTYPE_OBJECT: return "a host object";
+        default: return "integer arithmetic";
+    }
+}
+
+static const char *npu_value_reason(const Graph *g, ValueId v, bool int8_weight) {
+    const Value *value = graph_value(g, v);
+    if (value->rank > NPU_MAX_RANK) return "rank above 5";
+    for (int d = 0; d < value->rank; d++) {
+        if (value->shape[d] == 0) return "an empty tensor";
+    }
+    if (int8_weight && (value->dtype == DTYPE_I8 || value->dtype == DTYPE_U8)) return NULL;
+    return npu_dtype_reason(value->dtype);
+}
+
+const char *capability(const Target *target, Device device, const Graph *g, const Node *node) {
+    if (device == DEVICE_CPU) return NULL;
+    if (!target->npu) return "the target has no NPU";
+    bool bool_bits = (node->op >= OP_bitwise_and && node->op <= OP_bitwise_xor) || node->op == OP_bitwise_not;
+    bool is_bool = node->n_results == 1 && graph_value(g, node->first_result)->dtype == DTYPE_BOOL;
+    const char *reason = bool_bits && is_bool ? NULL : npu_op_reason(node->op);
+    for (uint32_t k = 0; k < node->n_operands && !reason; k++) {
+        if (node->operands[k] == VALUE_NONE) continue;
+        bool weight = (node->op == OP_cast && k == 0) || (node->op == OP_linear && k == 1);
+        reason = npu_value_reason(g, node->operands[k], weight);
+    }
+    for (uint32_t k = 0; k < node->n_results && !reason; k++) {
+        reason = npu_value_reason(g, node_result(node, k), false);
+    }
+    if (reason || !node_has_attr(node, ATTR_program)) return reason;
+    const Attr *program = node_attr(node, ATTR_program); /* what a fused node computes inside */
+    for (uint32_t s = 0; s + STEP_WORDS <= program->ints.count && !reason; s += STEP_WORDS) {
+        Step step;
+        if (!step_decode(program->ints.items + s, &step)) return "a malformed program";
+        reason = npu_dtype_reason(step.dtype);
+    }
+    return reason;
+}
