@@ -90,3 +90,10 @@ def test_wrong_arguments(forge_opt: Path, arguments: list[str]) -> None:
 def test_help(forge_opt: Path) -> None:
     done = subprocess.run([forge_opt, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: forge-opt")
+
+
+def test_autotune_is_no_worse_than_the_default(forge_opt: Path) -> None:
+    graph = (GOLDEN / "pipeline.txt").read_text().split("\n----\n")[0]
+    tuned = run(forge_opt, ["--passes=default", "--autotune"], graph)
+    given = run(forge_opt, ["--passes=default"], graph)
+    assert tuned.returncode == 0 and len(tuned.stdout.splitlines()) <= len(given.stdout.splitlines())

@@ -264,19 +264,6 @@ static Code simplify_lookup(Simplifier *s, NodeId id, ValueId x, ValueId ids, in
     return attr_set_ints(ctx, s->g, node_attr_mut(node, ATTR_shape), result.shape, result.rank);
 }
 
-/* A mask that hides nothing is no mask. */
-static Code simplify_attention(Simplifier *s, NodeId id) {
-    Node *node = graph_node(s->g, id);
-    Scalar mask;
-    if (node->n_operands < 4 || node->operands[3] == VALUE_NONE || !literal_uniform(s->g, node->operands[3], &mask))
-        return CODE_OK;
-    bool is_bool = graph_value(s->g, node->operands[3])->dtype == DTYPE_BOOL;
-    if (is_bool ? mask.i == 0 : scalar_f64(mask) != 0.0) return CODE_OK;
-    node->n_operands = 3;
-    s->changed = true;
-    return CODE_OK;
-}
-
 /* matmul by a constant matrix is a linear layer, whose weight is packed once and not at each call. */
 static Code simplify_matmul(Simplifier *s, NodeId id, ValueId *with) {
     Context *ctx = s->pc->ctx;
@@ -319,7 +306,6 @@ static Code simplify_node(Simplifier *s, NodeId id, ValueId *with) {
     case OP_contiguous: return simplify_contiguous(s, id, with);
     case OP_cast: return simplify_cast(s, id, with);
     case OP_where: return simplify_where(s, id, with);
-    case OP_attention: return simplify_attention(s, id);
     case OP_matmul: return simplify_matmul(s, id, with);
     case OP_embedding: return simplify_lookup(s, id, node->operands[0], node->operands[1], 0, with);
     case OP_index_select:
