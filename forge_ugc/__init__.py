@@ -1,0 +1,44 @@
+"""Forge-UGC: compiles PyTorch models for an Intel AI PC, the NPU and the host CPU beside it.
+
+    forge = forge_ugc.compile(model, example_inputs)
+    outputs = forge(*inputs)
+    print(forge.report)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._core import VERSION as __version__
+from .compile import compile  # noqa: A004 - the public name
+from .compiled import CompiledModel
+from .errors import CompileError, FallbackError, FallbackWarning
+from .report import Report
+
+if TYPE_CHECKING:
+    from . import testing
+    from .bisect import Bisection, bisect_passes
+
+__all__ = [
+    "Bisection",
+    "CompileError",
+    "CompiledModel",
+    "FallbackError",
+    "FallbackWarning",
+    "Report",
+    "__version__",
+    "bisect_passes",
+    "compile",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`testing` and `bisect_passes` are loaded when they are asked for."""
+    import importlib
+
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
+    if name in ("bisect_passes", "Bisection"):
+        return getattr(importlib.import_module(".bisect", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

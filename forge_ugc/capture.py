@@ -1,0 +1,293 @@
+"""Capture: a model and example inputs become one flat list of ATen calls.
+
+`Captured` is the one interface between ways of capture and the rest: lowering, state handling and the call path read
+nothing else. `capture_export` (torch.export, strict=False) is the reference implementation.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .containers import Containers, Watch
+from .errors import CompileError, explain_export_failure, source_of
+from .signature import Signature
+from .state import Slot, find_slot
+
+aten = torch.ops.aten
+
+
+class TensorMeta(NamedTuple):
+    """Type of a tensor value. Sizes are ints or SymInts (dynamic shapes, or data-dependent sizes)."""
+
+    dtype: torch.dtype
+    shape: tuple[Any, ...]
+    dense: bool  # strided, not quantised, not a subclass: memory that C can read
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for the value of node `index` in arguments and outputs."""
+
+    index: int
+
+
+class Kind(enum.Enum):
+    """What a placeholder stands for, or (CALL) that the node is a call."""
+
+    CALL = "call"
+    INPUT = "input"  # a leaf of the caller's arguments
+    STATE = "state"  # a parameter or buffer
+    CONSTANT = "constant"  # a tensor that capture found lying around: torch.tensor(...), a plain attribute
+    OBJECT = "object"  # anything else: a script object, a submodule of a control-flow operator
+
+
+@dataclass(slots=True)
+class Node:
+    """One call, or one placeholder. `meta` is a TensorMeta, a number or Sym*, None, or a tuple / list of such."""
+
+    name: str
+    kind: Kind
+    target: Any  # CALL: OpOverload, HigherOrderOperator or function; else the name, leaf index or object
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    meta: Any = None
+    source: str = ""
+    autocast: tuple[str, torch.dtype] | None = None  # (device type, dtype) of the region that it stands in
+
+
+class Output(NamedTuple):
+    """`value`: a Ref or a plain Python object. `writes`: the placeholder node that eager would have written, or None."""
+
+    value: Any
+    writes: int | None = None
+
+
+@dataclass
+class Captured:
+    """A captured program: nodes in order, placeholders among them."""
+
+    nodes: list[Node]
+    outputs: list[Output]  # user outputs, in the order of `out_spec`
+    writes: list[Output]  # values that must be stored into inputs or state after the call
+    out_spec: pytree.TreeSpec
+    signature: Signature
+    slots: dict[int, Slot]  # node index of a STATE or CONSTANT -> where its tensor lives
+    nodes_captured: int
+    containers: Containers | None = None  # the caller's lists, dicts and caches that forward() changes
+    guards: list[tuple[Any, int | None, int | None]] = field(default_factory=list)  # (expression, least, most)
+
+    def refs(self, value: Any) -> Iterator[int]:
+        """Node indices that an argument structure mentions."""
+        if isinstance(value, Ref):
+            yield value.index
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                yield from self.refs(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                yield from self.refs(item)
+        elif isinstance(value, slice):
+            yield from self.refs((value.start, value.stop, value.step))
+
+    def text(self) -> str:
+        """Readable listing, one node a line."""
+        lines = []
+        for i, node in enumerate(self.nodes):
+            what = str(node.target) if node.kind is Kind.CALL else f"{node.kind.value} {node.target}"
+            arguments = ", ".join([*map(_show, node.args), *(f"{k}={_show(v)}" for k, v in node.kwargs.items())])
+            lines.append(f"%{i} {node.name}: {_show_meta(node.meta)} = {what}({arguments})" + (f"  # {node.source}" if node.source else ""))
+        lines.append("return " + ", ".join(_show(o.value) for o in self.outputs))
+        lines += [f"write %{o.writes} <- {_show(o.value)}" for o in self.writes]
+        return "\n".join(lines) + "\n"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Ref):
+        return f"%{value.index}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_show, value)) + "]"
+    return str(value)
+
+
+def _show_meta(meta: Any) -> str:
+    if isinstance(meta, TensorMeta):
+        return f"{str(meta.dtype).removeprefix('torch.')}[{', '.join(map(str, meta.shape))}]"
+    return _show(tuple(map(_show_meta, meta))) if isinstance(meta, (tuple, list)) else type(meta).__name__
+
+
+def meta_of(value: Any) -> Any:
+    """Meta of a (fake or real) tensor, number, or structure of them."""
+    if isinstance(value, torch.Tensor):
+        dense = value.layout is torch.strided and not value.is_quantized
+        dense = dense and not (type(value) not in _PLAIN and torch.utils._python_dispatch.is_traceable_wrapper_subclass(value))
+        return TensorMeta(value.dtype, tuple(value.shape), dense)
+    if isinstance(value, (list, tuple)):
+        return tuple(meta_of(v) for v in value)
+    return value
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor)
+
+# --- torch.export ---------------------------------------------------------------------------------------------------
+
+# In-place operators that change no value: their graphs need no functionalisation.
+_HARMLESS = {aten.detach_.default, aten.lift_fresh.default, aten._assert_tensor_metadata.default}
+
+
+def capture_export(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
+) -> Captured:
+    """Captures through torch.export. `model`: nn.Module, function, or ExportedProgram. Raises CompileError."""
+    if isinstance(model, torch.export.ExportedProgram):
+        signature = Signature.of_exported(model, args, kwargs)
+        return _Reader(model, signature, model, prefix="").read(None)
+    signature = Signature.of_callable(model, args, kwargs)
+    watch = Watch(model, signature)
+    args, kwargs = signature.canonical(args, kwargs)
+    rng = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                watch.module, args, kwargs, strict=False, dynamic_shapes=signature.dynamic_shapes(dynamic_shapes)
+            )
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        raise explain_export_failure(error) from error
+    finally:
+        torch.set_rng_state(rng)
+    owner = model if isinstance(model, torch.nn.Module) else watch.module
+    return _Reader(program, signature, owner, watch.prefix).read(watch)
+
+
+def _mutates(graph_module: torch.fx.GraphModule) -> bool:
+    for module in graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            schema = getattr(node.target, "_schema", None)
+            if node.op == "call_function" and schema is not None and schema.is_mutable and node.target not in _HARMLESS:
+                return True
+    return False
+
+
+class _Reader:
+    """Reads an ExportedProgram into a Captured."""
+
+    def __init__(self, program: torch.export.ExportedProgram, signature: Signature, owner: Any, prefix: str) -> None:
+        self.captured_count = sum(node.op == "call_function" for node in program.graph.nodes)
+        if _mutates(program.graph_module):
+            # functionalises; the empty table keeps composite operators whole. Slow, hence only where needed.
+            program = program.run_decompositions({})
+        self.program, self.signature, self.owner, self.prefix = program, signature, owner, prefix
+        self.nodes: list[Node] = []
+        self.slots: dict[int, Slot] = {}
+
+    def read(self, watch: Watch | None) -> Captured:
+        program = self.program
+        env: dict[torch.fx.Node, Any] = {}
+        by_name: dict[str, int] = {}
+        inputs = program.graph_signature.input_specs
+        leaf = 0
+        for node, spec in zip((n for n in program.graph.nodes if n.op == "placeholder"), inputs, strict=True):
+            kind = spec.kind.name
+            index = len(self.nodes)
+            if kind == "USER_INPUT":
+                entry = Node(node.name, Kind.INPUT, leaf, meta=meta_of(node.meta.get("val")))
+                by_name[node.name] = index
+                leaf += 1
+            elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+                name = spec.target
+                entry = Node(node.name, Kind.STATE if kind != "CONSTANT_TENSOR" else Kind.CONSTANT, name)
+                self.slots[index] = find_slot(program, self.owner, name, self.prefix)
+                entry.meta = meta_of(node.meta["val"])
+                by_name[name] = index
+            elif kind == "CUSTOM_OBJ":
+                entry = Node(node.name, Kind.OBJECT, program.constants.get(spec.target))
+            else:
+                raise CompileError(f"input {node.name!r} of kind {kind} is not supported")
+            self.nodes.append(entry)
+            env[node] = Ref(index)
+        results = self._block(program.graph_module, env, None)
+        outputs: list[Output] = []
+        writes: list[Output] = []
+        for value, out in zip(results, program.graph_signature.output_specs, strict=True):
+            if out.kind.name == "USER_OUTPUT":
+                outputs.append(Output(value))
+            elif out.kind.name in ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION"):
+                writes.append(Output(value, by_name[out.target]))
+            else:
+                raise CompileError(f"output of kind {out.kind.name} is not supported")
+        out_spec = program.call_spec.out_spec
+        assert out_spec is not None
+        captured = Captured(
+            self.nodes, outputs, writes, out_spec, self.signature, self.slots, self.captured_count, guards=_guards(program)
+        )
+        if watch is not None and watch.active:
+            captured.outputs, captured.out_spec, captured.containers = watch.split(outputs)
+        return captured
+
+    def _block(self, module: torch.fx.GraphModule, env: dict[torch.fx.Node, Any], autocast: Any) -> Any:
+        """Appends the calls of one graph; returns its outputs with nodes replaced by Refs."""
+
+        def convert(value: Any) -> Any:
+            return torch.fx.node.map_aggregate(value, lambda v: env[v] if isinstance(v, torch.fx.Node) else v)
+
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                continue
+            if node.op == "output":
+                return convert(node.args[0])
+            if node.op == "get_attr":
+                value: Any = module
+                for part in str(node.target).split("."):
+                    value = getattr(value, part)
+                self.nodes.append(Node(node.name, Kind.OBJECT, value))
+                env[node] = Ref(len(self.nodes) - 1)
+                continue
+            name = getattr(node.target, "__name__", "")
+            if name == "wrap_with_set_grad_enabled":
+                env[node] = self._inline(module, env, node.args[1], node.args[2:], autocast)
+            elif name == "wrap_with_autocast":
+                device, dtype, enabled = node.args[:3]
+                if dtype is None:
+                    dtype = torch.get_autocast_dtype(str(device))
+                region = (str(device), dtype) if enabled and device == "cpu" else None
+                env[node] = self._inline(module, env, node.args[4], node.args[5:], region)
+            elif node.target is operator.getitem and isinstance(env.get(node.args[0]), tuple):
+                env[node] = env[node.args[0]][node.args[1]]
+            else:
+                self._call(node, convert, autocast)
+                env[node] = Ref(len(self.nodes) - 1)
+        raise AssertionError("graph without output")
+
+    def _inline(self, module: torch.fx.GraphModule, env: dict[torch.fx.Node, Any], body: Any, args: Any, autocast: Any) -> tuple[Any, ...]:
+        inner = getattr(module, body.target)
+        formal = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        actual = [env[a] if isinstance(a, torch.fx.Node) else a for a in args]
+        result = self._block(inner, dict(zip(formal, actual, strict=True)), autocast)
+        return tuple(result) if isinstance(result, (list, tuple)) else (result,)
+
+    def _call(self, node: torch.fx.Node, convert: Callable[[Any], Any], autocast: Any) -> None:
+        meta = meta_of(node.meta["val"]) if "val" in node.meta else None
+        source = source_of(node.meta.get("stack_trace"))
+        self.nodes.append(
+            Node(node.name, Kind.CALL, node.target, tuple(convert(node.args)), dict(convert(node.kwargs)), meta, source, autocast)
+        )
+
+
+def _guards(program: torch.export.ExportedProgram) -> list[tuple[Any, int | None, int | None]]:
+    """Ranges of the symbols that input shapes must keep to."""
+
+    def bound(value: Any) -> int | None:
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            return None  # infinity
+
+    return [(symbol, bound(rng.lower), bound(rng.upper)) for symbol, rng in program.range_constraints.items()]

@@ -1,0 +1,199 @@
+"""`compile`: a model and example inputs in, a CompiledModel out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import _core
+from .capture import Captured, capture_export
+from .compiled import CompiledModel, Options
+from .containers import check_cache, register_caches
+from .errors import CompileError, FallbackWarning
+from .report import Report
+
+
+def compile(  # noqa: A001 - the public name
+    model: Any,
+    example_inputs: Any = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    device: str = "auto",
+    passes: str = "default",
+    alpha: float = 1.0,
+    autotune: bool = False,
+    strict: bool = False,
+    dynamic_shapes: Any = None,
+    num_threads: int | None = None,
+    progress: bool | None = None,
+) -> CompiledModel:
+    """Compiles `model` for inputs like the example's.
+
+    model: nn.Module, function, or torch.export.ExportedProgram. It is neither changed nor run.
+    example_inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; any pytree inside.
+    device: "auto" or "cpu" (run on the host), "npu:plan" or "npu:plan:<target>" (plan for an NPU, without running).
+    passes: pass names in order ("dce,cse,fold"), "default" or "none". alpha: 0..1, how far operator fusion goes.
+    strict: raise FallbackError instead of running operators through torch that C does not know.
+    dynamic_shapes: as for torch.export; a call with other sizes is then specialised from the same capture.
+    num_threads: default torch.get_num_threads(). progress: show a spinner; None: on a terminal if it takes long.
+
+    Raises CompileError (a RuntimeError) where the model cannot be captured, with the user's source line.
+    """
+    options = _options(device, passes, alpha, autotune, strict, num_threads)
+    args, kwargs = _arguments(example_inputs, example_kwargs)
+    if torch.is_autocast_enabled("cpu"):
+        raise RuntimeError("compile() inside torch.autocast: put the autocast region into forward(), where it is kept")
+    if isinstance(model, torch.nn.Module) and model.training:
+        warnings.warn("the model is in training mode; compile(model.eval()) for inference", UserWarning, stacklevel=2)
+    with _spinner(progress):
+        start = time.perf_counter()
+        captured, example, meta = _capture(model, args, kwargs, dynamic_shapes)
+        captured_at = time.perf_counter()
+        if meta and options.executable:
+            why = "the model was compiled from meta tensors, which have no values: its plan can be read, not run"
+            options = Options(**{**options.__dict__, "executable": False, "why_not": why})
+        compiled = CompiledModel(model, captured, options, example)
+        end = time.perf_counter()
+    compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)
+    _warn_fallbacks(compiled.report["fallbacks"])
+    directory = os.environ.get("FORGE_DUMP")
+    if directory:
+        dump(compiled, directory)
+    return compiled
+
+
+def _options(device: str, passes: str, alpha: float, autotune: bool, strict: bool, threads: int | None) -> Options:
+    why_not = ""
+    if device in ("auto", "cpu"):
+        target = "cpu"
+    elif device == "npu":
+        raise RuntimeError('this version does not dispatch to an NPU; device="npu:plan" plans for one, device="cpu" runs on the host')
+    elif device == "npu:plan" or device.startswith("npu:plan:"):
+        known = [t for t in _core.targets() if t.startswith("npu")]
+        target = device.removeprefix("npu:plan").removeprefix(":") or ("npu4000" if "npu4000" in known else known[-1])
+        if target not in known:
+            raise ValueError(f"unknown NPU target {target!r}; known are {', '.join(known)}")
+        why_not = f'compiled with device={device!r}: only the plan exists; compile with device="cpu" to run'
+    else:
+        raise ValueError(f'unknown device {device!r}; use "auto", "cpu", "npu:plan" or "npu:plan:<target>"')
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha must be in [0, 1], given {alpha}")
+    threads = torch.get_num_threads() if threads is None else int(threads)
+    if threads < 1:
+        raise ValueError(f"num_threads must be positive, given {threads}")
+    shown = "cpu" if target == "cpu" else f"npu:plan:{target}"
+    return Options(shown, target, target == "cpu", why_not, passes, float(alpha), bool(autotune), bool(strict), threads)
+
+
+def _arguments(example_inputs: Any, example_kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    kwargs = dict(example_kwargs or {})
+    if isinstance(example_inputs, Mapping):
+        return (), {**example_inputs, **kwargs}
+    if isinstance(example_inputs, (tuple, list)) and not hasattr(example_inputs, "_fields"):
+        return tuple(example_inputs), kwargs
+    return (example_inputs,), kwargs
+
+
+def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> tuple[Captured, list[Any], bool]:
+    """(capture, leaves of the example, whether the model has no values)."""
+    if isinstance(model, torch.export.ExportedProgram):
+        if not args and not kwargs and model.example_inputs is not None:
+            args, kwargs = model.example_inputs
+        state: list[torch.Tensor] = [t for t in model.state_dict.values() if isinstance(t, torch.Tensor)]
+    elif isinstance(model, torch.nn.Module):
+        state = [*model.parameters(), *model.buffers()]
+    elif callable(model):
+        state = []
+    else:
+        raise TypeError(f"model: expected an nn.Module, a function or an ExportedProgram, given {type(model).__name__}")
+    leaves = pytree.tree_leaves((args, kwargs))
+    register_caches(model, leaves)
+    leaves = pytree.tree_leaves((args, kwargs))
+    for cache in _nodes((args, kwargs)):
+        check_cache(cache)
+    devices = {t.device.type for t in [*state, *(v for v in leaves if isinstance(v, torch.Tensor))]}
+    if devices - {"cpu", "meta"}:
+        raise TypeError(f"the model or its inputs are on {', '.join(sorted(devices - {'cpu', 'meta'}))}; move them to the cpu")
+    meta = "meta" in devices
+    if meta and "cpu" in devices:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
+    captured = capture_export(model, args, kwargs, dynamic_shapes)
+    example = captured.signature.flatten(captured.signature.values(args, kwargs))
+    return captured, example, meta
+
+
+def _nodes(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    pytree.tree_flatten(tree, is_leaf=lambda v: found.append(v) is not None)
+    return found
+
+
+def _report(compiled: CompiledModel, captured: Captured, options: Options, capture_s: float, rest_s: float) -> Report:
+    plan = next(iter(compiled._plans.values()))
+    core = plan.program.report()
+    lowered = plan.lowered
+    inside = sum(core[k] for k in ("table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "pack_ms"))
+    return Report(
+        core,
+        capture_ms=capture_s * 1e3,
+        table_ms=max(0.0, rest_s * 1e3 - inside),
+        total_ms=(capture_s + rest_s) * 1e3,
+        nodes_captured=captured.nodes_captured,
+        fallbacks=[{"op": f.op, "count": f.count, "where": f.where} for f in lowered.fallbacks],
+        borrowed_bytes=lowered.table.borrowed_bytes,
+        device=options.device,
+        sources=lowered.table.arrays["sources"],
+    )
+
+
+def _warn_fallbacks(fallbacks: list[dict[str, Any]]) -> None:
+    if fallbacks:
+        rows = ", ".join(f"{f['op']} x{f['count']} ({f['where'] or 'unknown line'})" for f in fallbacks)
+        warnings.warn(f"these operators run through torch: {rows}", FallbackWarning, stacklevel=3)
+
+
+def dump(compiled: CompiledModel, directory: str) -> None:
+    """Writes every stage's text and the report into `directory` (FORGE_DUMP)."""
+    os.makedirs(directory, exist_ok=True)
+    names = [p["name"] for p in compiled.report["passes"]]
+    stages = ["aten", "capture", *(f"after:{n}" for n in dict.fromkeys(names)), "final", "npuir", "schedule"]
+    for number, stage in enumerate(stages):
+        with open(os.path.join(directory, f"{number:02}_{stage.replace(':', '_')}.txt"), "w") as file:
+            file.write(compiled.ir(stage))
+    with open(os.path.join(directory, "report.md"), "w") as file:
+        file.write(compiled.report.to_markdown())
+
+
+@contextlib.contextmanager
+def _spinner(progress: bool | None) -> Iterator[None]:
+    """A spinner on the terminal: at once if asked for, else after a second."""
+    if progress is False or (progress is None and not sys.stderr.isatty()):
+        yield
+        return
+    try:
+        from rich.console import Console
+    except ImportError:
+        yield
+        return
+    status = Console(stderr=True).status("forge: compiling")
+    timer = threading.Timer(0.0 if progress else 1.0, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+__all__ = ["CompileError", "compile", "dump"]

@@ -1,0 +1,335 @@
+"""The compiled model: checks a call's inputs, runs the program, and gives back what the model would have given."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .capture import Captured, Kind, TensorMeta
+from .containers import SameContainer
+from .lowering import Lowered, lower
+from .lowering.outputs import Fresh, Known
+from .report import Report
+from .signature import children, same_constant
+from .specialise import SymbolicInputs, Symbols
+from .state import Slot, Watcher, has_memory
+from .table import OBJECT
+
+_CACHE = 16  # programs for different shapes that are kept
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `compile` was asked for."""
+
+    device: str
+    target: str
+    executable: bool
+    why_not: str  # why it cannot be called, if so
+    passes: str
+    alpha: float
+    autotune: bool
+    strict: bool
+    threads: int
+
+
+class Plan:
+    """A program for one set of shapes."""
+
+    def __init__(self, captured: Captured, symbols: Symbols, options: Options) -> None:
+        self.lowered: Lowered = lower(captured, symbols, options.strict)
+        self.program = self.compile(options)
+        self.sources = self.lowered.inputs
+        plan = self.lowered.plan
+        self.out_types = [(v.shape, v.dtype) for v in plan.values]
+        self.any_opaque = any(dtype == OBJECT for _, dtype in self.out_types)
+        self.user = plan.user
+        self.plain = [Fresh(i) for i in range(len(plan.user))] == plan.user and len(plan.user) == len(plan.values)
+        hosts = self.lowered.hosts
+        self.host = (lambda callee, args: hosts[callee](args)) if hosts else None
+
+    def compile(self, options: Options, **changes: Any) -> Any:
+        settings: dict[str, Any] = {
+            "target": options.target,
+            "passes": options.passes,
+            "alpha": options.alpha,
+            "autotune": options.autotune,
+            "executable": options.executable,
+            "pack": options.executable,
+            "threads": options.threads,
+        }
+        return self.lowered.table.compile(**{**settings, **changes})
+
+
+class CompiledModel:
+    """Calls like the model it was compiled from and returns what that returns: same structure, dtypes, shapes.
+
+    `report` is the compilation's Report, `device` where it runs. Weights changed in place, by load_state_dict or by
+    assignment are noticed before each call; `refresh()` takes over changes that torch does not count.
+    Thread-safe; the GIL is released while the program runs.
+    """
+
+    report: Report
+
+    def __init__(self, model: Any, captured: Captured, options: Options, example: list[Any]) -> None:
+        self._model = model
+        self._captured = captured
+        self._options = options
+        self._signature = captured.signature
+        self._lock = threading.RLock()
+        self._warned_grad = False
+        self.device = options.device
+        self._read_inputs(captured)
+        written = {w.writes for w in captured.writes}
+        slots = {(id(s.where), s.key): s for i, s in captured.slots.items() if i not in written}
+        self._watcher = Watcher(list(slots.values()))
+        self._example_shapes = self._key(example)
+        symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
+        self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: Plan(captured, symbols, options)})
+        self._pack = _packer(captured.out_spec)
+
+    def _read_inputs(self, captured: Captured) -> None:
+        paths = captured.signature.paths
+        self._tensors: list[tuple[int, torch.dtype, tuple[int, ...] | None]] = []
+        self._constants: list[tuple[int, Any]] = []
+        symbolic: list[tuple[int, str, Any]] = []
+        for node in captured.nodes:
+            if node.kind is not Kind.INPUT:
+                continue
+            leaf, meta = node.target, node.meta
+            if isinstance(meta, TensorMeta):
+                static = all(type(s) is int for s in meta.shape)
+                self._tensors.append((leaf, meta.dtype, tuple(meta.shape) if static else None))
+                symbolic.append((leaf, paths[leaf], meta))
+            elif isinstance(meta, torch.SymInt):
+                symbolic.append((leaf, paths[leaf], meta))
+            else:
+                self._constants.append((leaf, meta))
+        self._symbolic = SymbolicInputs(symbolic, captured.guards)
+
+    # --- calling ----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program. TypeError names an input whose structure, dtype or shape is not the example's."""
+        if not self._options.executable:
+            raise RuntimeError(self._options.why_not)
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError(
+                "a compiled model cannot run inside torch.autocast: its dtypes were fixed when it was compiled. "
+                "Put the autocast region into forward(), or convert the model (model.bfloat16()) and compile that."
+            )
+        values = self._signature.values(args, kwargs)
+        leaves = self._signature.flatten(values)
+        for leaf, dtype, shape in self._tensors:
+            t = leaves[leaf]
+            if type(t) is not torch.Tensor and not _acceptable(t):
+                self._reject(leaf, t, dtype, shape)
+            if t.dtype is not dtype or (shape is not None and t.shape != shape) or not t.is_cpu or t.layout is not torch.strided:
+                self._reject(leaf, t, dtype, shape)
+        for leaf, expected in self._constants:
+            if not same_constant(leaves[leaf], expected):
+                raise TypeError(
+                    f"input {self._signature.paths[leaf]}: compiled for {expected!r}, given {leaves[leaf]!r}; "
+                    "Python values are fixed when compiling, compile again for another one"
+                )
+        if not self._warned_grad and torch.is_grad_enabled():
+            self._warn_grad(leaves)
+        if self._watcher.changed():
+            self.refresh()
+        plan = self._plan(leaves)
+        containers = self._captured.containers
+        found = containers.collect(self._signature, values) if containers is not None else []
+
+        keep: list[torch.Tensor] = []
+        inputs: list[Any] = []
+        for source, opaque in plan.sources:
+            t = leaves[source] if type(source) is int else source.tensor()
+            if opaque:
+                inputs.append(t)
+                continue
+            if not t.is_contiguous() or t.is_neg() or t.is_conj():
+                t = t.detach().resolve_neg().resolve_conj().contiguous()
+            keep.append(t)
+            inputs.append(t.data_ptr())
+        if not plan.any_opaque:
+            results: list[Any] = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in plan.out_types]
+            plan.program.run(inputs, [t.data_ptr() for t in results], plan.host)
+        else:
+            results = [0 if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
+            objects = plan.program.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results], plan.host)
+            results = [o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types)]
+        del keep
+        if plan.plain and not found:
+            return self._pack(results)
+        return self._finish(plan, leaves, results, found)
+
+    def _finish(self, plan: Plan, leaves: list[Any], results: list[Any], found: list[Any]) -> Any:
+        """Stores what forward() writes, then builds outputs that are the caller's own objects or views of them."""
+        outputs = plan.lowered.plan
+
+        def place(where: int | Slot) -> torch.Tensor:
+            tensor: torch.Tensor = leaves[where] if type(where) is int else where.tensor()  # type: ignore[union-attr]
+            return tensor
+
+        with torch.no_grad():
+            for where, index in outputs.writes:
+                place(where).copy_(results[index])
+
+        made: dict[int, Any] = {}
+
+        def build(item: Any) -> Any:
+            if isinstance(item, Fresh):
+                return results[item.index]
+            if isinstance(item, Known):
+                return item.value
+            if isinstance(item, SameContainer):
+                return found[item.number]
+            if id(item) not in made:
+                value: Any = place(item.root)
+                for step in item.steps:
+                    value = step(value)
+                made[id(item)] = value
+            return made[id(item)]
+
+        user = [build(item) for item in outputs.user]
+        if self._captured.containers is not None:
+            self._captured.containers.adopt(found, [[build(i) for i in items] for items in outputs.containers])
+        return self._pack(user)
+
+    def _plan(self, leaves: list[Any]) -> Plan:
+        if not self._symbolic.dynamic:
+            plan = self._plans.get(None)
+            if plan is not None:
+                return plan
+        key = self._key(leaves)
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                symbols = self._symbolic.solve(leaves) if self._symbolic.dynamic else Symbols()
+                plan = self._plans[key] = Plan(self._captured, symbols, self._options)
+                while len(self._plans) > _CACHE:
+                    self._plans.popitem(last=False)
+            elif len(self._plans) > 1:
+                self._plans.move_to_end(key)
+            return plan
+
+    def _key(self, leaves: list[Any]) -> Any:
+        if not self._symbolic.dynamic:
+            return None
+        return tuple(v.shape if isinstance(v := leaves[leaf], torch.Tensor) else v for leaf in self._symbolic.dynamic)
+
+    def _reject(self, leaf: int, value: Any, dtype: torch.dtype, shape: tuple[int, ...] | None) -> None:
+        path = self._signature.paths[leaf]
+        wanted = f"{str(dtype).removeprefix('torch.')}{list(shape) if shape is not None else ''}"
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"input {path}: expected a tensor {wanted}, given {type(value).__name__}")
+        if not _acceptable(value):
+            raise TypeError(f"input {path}: expected a plain tensor {wanted}, given a {type(value).__name__}")
+        given = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if value.layout is not torch.strided:
+            given += f" of layout {value.layout}"
+        if value.device.type != "cpu":
+            given += f" on {value.device}"
+        ways_out = "; compile with dynamic_shapes, or again for this shape" if value.dtype is dtype and value.is_cpu else ""
+        raise TypeError(f"input {path}: expected {wanted} on cpu, given {given}{ways_out}")
+
+    def _warn_grad(self, leaves: list[Any]) -> None:
+        if any(leaves[leaf].requires_grad for leaf, _, _ in self._tensors):
+            self._warned_grad = True
+            warnings.warn(
+                "an input requires grad, but a compiled model's outputs carry no autograd graph; call it under torch.no_grad()",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Takes over the weights as they are now: packs and folds again. Called by itself when torch counts a change."""
+        with self._lock:
+            self._watcher.take()
+            keys = list(self._plans)
+            self._plans = OrderedDict()
+            if not self._symbolic.dynamic or not keys:
+                self._plans[None] = Plan(self._captured, Symbols(), self._options)
+
+    # --- looking inside -----------------------------------------------------------------------------------------------
+
+    def ir(self, stage: str = "final") -> str:
+        """Text of a stage: "aten" (what was captured), "capture", "after:<pass>", "final", "npuir", "schedule"."""
+        if stage == "aten":
+            return self._captured.text()
+        return str(self._texts().text(stage))
+
+    def _texts(self) -> Any:
+        with self._lock:
+            program = getattr(self, "_text_program", None)
+            if program is None:
+                plan = next(iter(self._plans.values()))
+                program = self._text_program = plan.compile(self._options, keep_text=True, executable=False, pack=False)
+            return program
+
+    def __repr__(self) -> str:
+        name = type(self._model).__name__ if isinstance(self._model, torch.nn.Module) else getattr(self._model, "__name__", "")
+        return f"<forge_ugc.CompiledModel of {name or type(self._model).__name__} on {self.device}>"
+
+    # --- copying ------------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> CompiledModel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        """An independent copy: of the model's weights too, where it is a module."""
+        if not isinstance(self._model, torch.nn.Module):
+            return self
+        model = copy.deepcopy(self._model, memo)
+        moved: dict[int, dict[str, Any]] = {}
+        for old, new in zip(self._model.modules(), model.modules(), strict=True):
+            for name in ("_parameters", "_buffers", "__dict__"):
+                moved[id(getattr(old, name))] = getattr(new, name)
+        slots = {i: s._replace(where=moved.get(id(s.where), s.where)) for i, s in self._captured.slots.items()}
+        other: CompiledModel = CompiledModel.__new__(CompiledModel)
+        memo[id(self)] = other
+        with self._lock:
+            other.__dict__.update(self.__dict__)
+            other._lock = threading.RLock()
+            other._model, other._captured = model, replace(self._captured, slots=slots)
+            watched = [s._replace(where=moved.get(id(s.where), s.where)) for s in self._watcher.slots]
+            other._watcher = Watcher(watched)
+            other._plans = OrderedDict()
+            other.__dict__.pop("_text_program", None)
+        other.refresh()
+        return other
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a CompiledModel cannot be pickled: save the model (or its state_dict) and compile it again after loading")
+
+
+def _acceptable(value: Any) -> bool:
+    """A tensor whose memory can be read: subclasses that only add methods are fine, wrappers are not."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch._subclasses.FakeTensor) and (
+        value.layout is not torch.strided or has_memory(value)
+    )  # fmt: skip
+
+
+def _packer(spec: pytree.TreeSpec) -> Any:
+    """Leaves -> output structure; the common flat forms without pytree."""
+    if spec.is_leaf():
+        return lambda leaves: leaves[0]
+    below = children(spec)
+    if all(child.is_leaf() for child in below):
+        if spec.type is tuple:
+            return tuple
+        if spec.type is list:
+            return list
+        if spec.type is dict:
+            keys = list(spec.context)
+            return lambda leaves: dict(zip(keys, leaves))
+    return lambda leaves: pytree.tree_unflatten(leaves, spec)

@@ -1,0 +1,216 @@
+"""Containers of the caller that forward() changes: a KV cache that grows, a list that is appended to.
+
+torch.export hands forward() copies of them, so what happens to them is recorded while tracing (`Watch`) and done to the
+caller's own objects after each call (`Containers.adopt`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .errors import CompileError
+from .signature import Signature, flatten_like
+
+
+class SameContainer:
+    """A leaf of the output structure that is one of the input containers itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@dataclass
+class Change:
+    """What a container of the arguments looks like after the call: `count` leaves of structure `spec`."""
+
+    number: int
+    spec: pytree.TreeSpec
+    outputs: list[Any] = field(default_factory=list)
+    lengths: list[int | None] = field(default_factory=list)  # growth of a sliding-window layer's counter
+
+
+@dataclass
+class Containers:
+    """`changes` and, through the outputs that are SameContainer, which containers are handed back."""
+
+    changes: list[Change]
+
+    def collect(self, signature: Signature, values: list[Any]) -> list[Any]:
+        """The caller's container objects, in the numbering of `Watch`."""
+        found: list[Any] = []
+        for value, spec, label in zip(values, signature.specs, signature.labels):
+            flatten_like(spec, value, label, [], found)
+        for container in found:
+            check_cache(container)
+        return found
+
+    def adopt(self, found: list[Any], results: list[list[Any]]) -> None:
+        """Stores the new contents into the caller's objects; `results`: leaves of each change."""
+        for change, leaves in zip(self.changes, results):
+            _assign(found[change.number], pytree.tree_unflatten(leaves, change.spec), change.lengths)
+
+
+class Watch:
+    """The module that is exported instead of the caller's, when it is a function or its arguments hold containers."""
+
+    def __init__(self, model: Any, signature: Signature) -> None:
+        self._signature = signature
+        mutable = any(_has_mutable(spec) for spec in signature.specs)
+        self.active = mutable or not isinstance(model, torch.nn.Module)
+        self.module: torch.nn.Module = model
+        self.prefix = ""
+        if self.active:
+            self.module = _watching(model, self)
+            self.prefix = "model." if isinstance(model, torch.nn.Module) else ""
+        self._spec: pytree.TreeSpec | None = None
+        self._leaves: list[Any] = []
+        self._changes: list[tuple[Change, int]] = []
+
+    def trace(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Runs forward() under export and returns the leaves of its result, then those of the changed containers."""
+        values = [*args, *kwargs.values()]
+        found: list[Any] = []
+        for value, spec, label in zip(values, self._signature.specs, self._signature.labels):
+            flatten_like(spec, value, label, [], found)
+        before = [pytree.tree_flatten(c) for c in found]
+        lengths = [_lengths(c) for c in found]
+        result = call(*args, **kwargs)
+        numbers = {id(c): i for i, c in enumerate(found)}
+        leaves, self._spec = pytree.tree_flatten(result, is_leaf=lambda v: id(v) in numbers)
+        self._leaves = [SameContainer(numbers[id(v)]) if id(v) in numbers else None for v in leaves]
+        flat = [v for v in leaves if id(v) not in numbers]
+        self._changes = []
+        done: set[int] = set()
+        for i, container in enumerate(found):
+            after, spec = pytree.tree_flatten(container)
+            same = spec == before[i][1] and all(a is b for a, b in zip(after, before[i][0]))
+            if same or i in done or isinstance(container, tuple):
+                continue
+            nested = pytree.tree_flatten(container, is_leaf=lambda v: id(v) in numbers and v is not container)[0]
+            done |= {numbers[id(v)] for v in nested if id(v) in numbers}
+            grown = [n - o if n is not None and o is not None else None for n, o in zip(_lengths(container), lengths[i])]
+            self._changes.append((Change(i, spec, lengths=grown), len(after)))
+            flat += after
+        return flat
+
+    def split(self, outputs: list[Any]) -> tuple[list[Any], pytree.TreeSpec, Containers | None]:
+        """Outputs of the traced graph -> (outputs of forward(), their structure, containers to update)."""
+        from .capture import Output
+
+        rest = iter(outputs)
+        own = [Output(leaf) if leaf is not None else next(rest) for leaf in self._leaves]
+        changes = []
+        for change, count in self._changes:
+            change.outputs = [next(rest) for _ in range(count)]
+            changes.append(change)
+        assert self._spec is not None
+        handed_back = any(leaf is not None for leaf in self._leaves)
+        return own, self._spec, Containers(changes) if changes or handed_back else None
+
+
+def _has_mutable(spec: pytree.TreeSpec) -> bool:
+    from .signature import children
+
+    if spec.is_leaf():
+        return False
+    frozen = isinstance(spec.type, type) and issubclass(spec.type, tuple) or spec.type is pytree.namedtuple
+    return not frozen or any(map(_has_mutable, children(spec)))
+
+
+def _watching(model: Any, watch: Watch) -> torch.nn.Module:
+    target = model.forward if isinstance(model, torch.nn.Module) else model
+
+    class Watching(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if isinstance(model, torch.nn.Module):
+                self.model = model
+                self.training = model.training
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return watch.trace(model, args, kwargs)
+
+    try:
+        own = inspect.signature(target)
+    except (TypeError, ValueError):
+        return Watching()
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    taken = [p.replace(name=p.name + "_") if p.name == "self" else p for p in own.parameters.values()]
+    leading = [p.replace(kind=p.POSITIONAL_ONLY) for p in taken if p.kind is p.POSITIONAL_ONLY]
+    rest = [p for p in taken if p.kind is not p.POSITIONAL_ONLY]
+    Watching.forward.__signature__ = own.replace(parameters=[first, *leading, *rest])  # type: ignore[attr-defined]
+    return Watching()
+
+
+# --- transformers' caches ---------------------------------------------------------------------------------------------
+
+
+def register_caches(model: Any, leaves: list[Any]) -> None:
+    """Makes DynamicCache a pytree where it may appear, by transformers' own helper. Never imports transformers anew."""
+    module = sys.modules.get("transformers.cache_utils")
+    if module is None or module.DynamicCache in pytree.SUPPORTED_NODES:
+        return
+    uses = any(isinstance(leaf, module.DynamicCache) for leaf in leaves)
+    if isinstance(model, torch.nn.Module):
+        uses = uses or any(type(m).__module__.partition(".")[0] == "transformers" for m in model.modules())
+    if not uses:
+        return
+    try:
+        from transformers.integrations.executorch import register_dynamic_cache_export_support
+    except ImportError:
+        return
+    register_dynamic_cache_export_support()
+
+
+@functools.cache
+def _cache_class() -> Any:
+    return getattr(sys.modules["transformers.cache_utils"], "DynamicCache", None)
+
+
+def _is_cache(value: Any) -> bool:
+    return "transformers.cache_utils" in sys.modules and isinstance(value, _cache_class())
+
+
+def _lengths(container: Any) -> list[int | None]:
+    if not _is_cache(container):
+        return []
+    return [getattr(layer, "cumulative_length", None) for layer in container.layers]
+
+
+def check_cache(container: Any) -> None:
+    """A sliding-window layer's position counter is Python state that pytrees do not carry; refuse where it matters."""
+    if not _is_cache(container):
+        return
+    for layer in container.layers:
+        length, keys = getattr(layer, "cumulative_length", None), getattr(layer, "keys", None)
+        if isinstance(length, int) and keys is not None and length != keys.shape[-2]:
+            raise CompileError(
+                "a sliding-window cache that has already dropped keys cannot be passed: its position is a Python number "
+                "that the compiled program would freeze"
+            )
+
+
+def _assign(old: Any, new: Any, lengths: list[int | None]) -> None:
+    if isinstance(old, list):
+        old[:] = new
+    elif isinstance(old, dict):
+        old.clear()
+        old.update(new)
+    elif _is_cache(old) and len(old.layers) == len(new.layers):
+        for mine, fresh, grown in zip(old.layers, new.layers, lengths):
+            for name in ("keys", "values", "is_initialized", "dtype", "device"):
+                if hasattr(fresh, name):
+                    setattr(mine, name, getattr(fresh, name))
+            if grown is not None:
+                mine.cumulative_length += grown
+    elif hasattr(old, "__dict__"):
+        old.__dict__.update(new.__dict__)
+    else:
+        raise CompileError(f"forward() changes a {type(old).__name__}, which cannot be updated from outside")

@@ -1,0 +1,65 @@
+"""Exceptions and warnings of the package, and where in the user's source something comes from."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+
+import torch
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n(?:\s+(?P<code>.*))?')
+_TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OWN_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class CompileError(RuntimeError):
+    """The model cannot be compiled as it stands. The text names the source line and the ways out."""
+
+
+class FallbackError(CompileError):
+    """`strict=True` was given and some operators would run through torch. `fallbacks` lists them."""
+
+    def __init__(self, message: str, fallbacks: list[dict[str, object]]) -> None:
+        super().__init__(message)
+        self.fallbacks = fallbacks
+
+
+class FallbackWarning(UserWarning):
+    """Some operators run through torch (`host.aten`); given once a compile."""
+
+
+@functools.lru_cache(maxsize=65536)
+def source_of(stack_trace: str | None) -> str:
+    """The innermost frame of a stack trace that is not torch's own, as "file.py:12 in forward"; "" if unknown."""
+    frame = user_frame(stack_trace)
+    return f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else ""
+
+
+def user_frame(stack_trace: str | None) -> tuple[str, int, str, str] | None:
+    """(file, line, function, code) of the innermost frame outside torch and this package (of torch's if all are)."""
+    last = None
+    for match in _FRAME.finditer(stack_trace or ""):
+        frame = (match["file"], int(match["line"]), match["function"], (match["code"] or "").strip())
+        outside = not frame[0].startswith((_TORCH_DIR, _OWN_DIR))
+        if outside or last is None or not last[0]:
+            last = (outside, frame)
+    return last[1] if last else None
+
+
+def explain_export_failure(error: BaseException) -> CompileError:
+    """torch.export's exception as a text for the user: what happened, in which line, and what can be done."""
+    text = str(error)
+    frame = user_frame(text)
+    where = f"{frame[0]}:{frame[1]} in {frame[2]}" + (f" (`{frame[3]}`)" if frame[3] else "") if frame else "unknown line"
+    names = {cls.__name__ for cls in type(error).__mro__}
+    data_dependent = "GuardOnDataDependentSymNode" in names or "data-dependent" in text.lower()
+    if data_dependent:
+        return CompileError(
+            f"data-dependent control flow at {where}: which way Python goes depends on the values of a tensor, so no single "
+            "graph exists.\nWays out: compute both sides and choose with torch.where; use torch.cond; pass the decision "
+            "as a Python argument (it is then fixed when compiling); or compile only the parts before and after it.\n"
+            f"torch.export said: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}"
+        )
+    first = "\n".join(text.strip().splitlines()[:12])
+    return CompileError(f"torch.export cannot capture the model ({type(error).__name__}, at {where}):\n{first}")

@@ -1,0 +1,170 @@
+"""Operators without a rule, by torch's own decompositions, as long as all parts have rules."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..capture import Kind, Node, Ref, meta_of
+from ..table import Value
+from .emitter import Emitter
+from .registry import Decline
+
+_MAX_PARTS = 64
+# Composites whose parts lose digits or speed against torch's own kernel.
+_KEEP_WHOLE = frozenset("erfc special_erfc special_erfcx lgamma digamma polygamma grid_sampler_2d upsample_bicubic2d logaddexp logaddexp2 hypot".split())
+
+
+@functools.cache
+def _table() -> dict[Any, Any]:
+    return dict(torch._decomp.decomposition_table)
+
+
+def decompose(
+    b: Emitter, target: Any, args: Any, kwargs: Any, emit: Callable[[Node, Any, Any, set[int] | None], Any]
+) -> list[Any]:
+    """Emits `target` through its decomposition and returns its results. Decline if it has none, or one that is long."""
+    name = target._schema.name.partition("::")[2]
+    if name in _KEEP_WHOLE or target.namespace != "aten" or getattr(b, "depth", 0) > 3:
+        raise Decline("kept whole")
+    nodes, outputs, constants = _trace(target, *_key((args, kwargs)))
+    inputs = list(_values((args, kwargs)))
+    env: list[Any] = []
+    parts: dict[int, set[int]] = {}
+    for node in nodes:
+        if node.target is operator.getitem:
+            parts.setdefault(node.args[0].index, set()).add(node.args[1])
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return env[value.index]
+        if isinstance(value, (list, tuple)):
+            return [convert(v) for v in value]
+        return {k: convert(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    b.depth = getattr(b, "depth", 0) + 1
+    try:
+        for i, node in enumerate(nodes):
+            if node.kind is Kind.INPUT:
+                env.append(inputs[node.target])
+            elif node.kind is Kind.CONSTANT:
+                env.append(b.literal(constants[node.target]))
+            else:
+                env.append(emit(node, convert(node.args), convert(node.kwargs), parts.get(i)))
+    finally:
+        b.depth -= 1
+    return [convert(v) for v in outputs]
+
+
+def _key(value: Any) -> tuple[Any, ...]:
+    """A hashable stand-in for the arguments: tensors by type and order of appearance."""
+    order: dict[int, int] = {}
+
+    def walk(v: Any) -> Any:
+        if isinstance(v, Value):
+            return ("tensor", order.setdefault(v.id, len(order)), v.dtype, v.shape)
+        if isinstance(v, (list, tuple)):
+            return ("list", *map(walk, v))
+        if isinstance(v, dict):
+            return ("dict", *((k, walk(x)) for k, x in v.items()))
+        return (type(v).__name__, v, math.copysign(1.0, v) if isinstance(v, float) else 0)
+
+    return (walk(value),)
+
+
+def _values(value: Any) -> list[Value]:
+    """Distinct tensors in order of appearance."""
+    found: dict[int, Value] = {}
+
+    def walk(v: Any) -> None:
+        if isinstance(v, Value):
+            found.setdefault(v.id, v)
+        elif isinstance(v, (list, tuple)):
+            for item in v:
+                walk(item)
+        elif isinstance(v, dict):
+            for item in v.values():
+                walk(item)
+
+    walk(value)
+    return list(found.values())
+
+
+@functools.lru_cache(maxsize=1024)
+def _trace(target: Any, key: Any) -> tuple[list[Node], list[Any], list[torch.Tensor]]:
+    """The calls that a decomposition makes, its outputs as Refs, and tensors that it made on the way."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    function = target.decompose if composite else _table().get(target)
+    if function is None:
+        raise Decline("no decomposition")
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, Any] = {}
+
+    def rebuild(v: Any) -> Any:
+        kind, *rest = v
+        if kind == "tensor":
+            number, dtype, shape = rest
+            if number not in fakes:
+                with mode:
+                    fakes[number] = torch.empty(shape, dtype=dtype)
+            return ("fake", number)
+        if kind == "list":
+            return [rebuild(x) for x in rest]
+        if kind == "dict":
+            return {k: rebuild(x) for k, x in rest}
+        return rest[0]
+
+    args, kwargs = rebuild(key)
+
+    def fill(v: Any, tensors: Any) -> Any:
+        if isinstance(v, tuple) and len(v) == 2 and v[0] == "fake":
+            return tensors[v[1]]
+        if isinstance(v, list):
+            return [fill(x, tensors) for x in v]
+        return {k: fill(x, tensors) for k, x in v.items()} if isinstance(v, dict) else v
+
+    def run(*tensors: Any) -> Any:
+        return function(*fill(args, tensors), **fill(kwargs, tensors))
+
+    try:
+        with torch.no_grad():
+            traced = make_fx(run, tracing_mode="real")(*(fakes[i] for i in range(len(fakes))))
+    except Exception as error:
+        raise Decline(f"decomposition failed: {type(error).__name__}") from None
+    return _read(traced, target)
+
+
+def _read(traced: torch.fx.GraphModule, target: Any) -> tuple[list[Node], list[Any], list[torch.Tensor]]:
+    nodes: list[Node] = []
+    env: dict[torch.fx.Node, Ref] = {}
+    constants: list[torch.Tensor] = []
+    count = 0
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            result = torch.fx.node.map_aggregate(node.args[0], lambda v: env[v] if isinstance(v, torch.fx.Node) else v)
+            return nodes, list(result) if isinstance(result, (list, tuple)) else [result], constants
+        env[node] = Ref(len(nodes))
+        if node.op == "placeholder":
+            nodes.append(Node(node.name, Kind.INPUT, count))
+            count += 1
+        elif node.op == "get_attr":
+            constants.append(getattr(traced, node.target))
+            nodes.append(Node(node.name, Kind.CONSTANT, len(constants) - 1))
+        else:
+            schema = getattr(node.target, "_schema", None)
+            if node.target is target or (schema is not None and schema.is_mutable):
+                raise Decline("decomposition is no simpler")
+            arguments = torch.fx.node.map_aggregate((node.args, node.kwargs), lambda v: env[v] if isinstance(v, torch.fx.Node) else v)
+            args, kwargs = arguments  # type: ignore[misc]
+            nodes.append(Node(node.name, Kind.CALL, node.target, tuple(args), dict(kwargs), meta_of(node.meta.get("val"))))
+        if len(nodes) > _MAX_PARTS:
+            raise Decline("decomposition is long")
+    raise Decline("no output")

@@ -1,0 +1,34 @@
+"""The table of lowering rules: ATen overload -> function that emits our operators.
+
+A rule is called as `rule(b, *args, **kwargs)` with the arguments of the ATen call: tensors are `Value`s, symbolic sizes are
+ints. `b` is the `Emitter`; `b.out` holds the expected types of the results. It returns a Value (or a tuple for several
+results), or raises `Decline` when this form of the operator has to go to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+
+
+class Decline(Exception):
+    """This call cannot be expressed in our operators; the text says why."""
+
+
+def lowers(*names: str) -> Callable[[Rule], Rule]:
+    """Registers a rule for ATen overloads, named as in "add.Tensor". Names that this torch does not have are skipped."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            packet, _, overload = name.partition(".")
+            target = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if target is not None:
+                RULES[target] = rule
+        return rule
+
+    return register

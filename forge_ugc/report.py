@@ -1,0 +1,139 @@
+"""What a compilation did, in numbers and words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class Report:
+    """Times, nodes, passes, buffers, transitions, placement, fallbacks and weights of one compilation.
+
+    `to_dict()` has the public keys `phases`, `passes`, `nodes_captured`, `nodes_final`, `buffers`, `transitions`, `placement`,
+    `fallbacks`, `weights`, and more; `str()` and `to_markdown()` are for reading.
+    """
+
+    def __init__(
+        self, core: dict[str, Any], *, capture_ms: float, table_ms: float, total_ms: float, nodes_captured: int,
+        fallbacks: list[dict[str, Any]], borrowed_bytes: int, device: str, sources: list[str],
+    ) -> None:  # fmt: skip
+        phases = {
+            "capture_ms": capture_ms,
+            "table_ms": table_ms + core["table_ms"],
+            "passes_ms": core["passes_ms"],
+            "lower_ms": core["lower_ms"],
+            "alloc_ms": core["alloc_ms"],
+            "schedule_ms": core["schedule_ms"],
+            "pack_ms": core["pack_ms"],
+            "total_ms": total_ms,
+        }
+        remarks = []
+        for remark in core.get("remarks", ()):
+            source = remark.get("source")
+            if isinstance(source, int):
+                source = sources[source] if 0 <= source < len(sources) else ""
+            remarks.append({**remark, "source": source or ""})
+        self._data: dict[str, Any] = {
+            "device": device,
+            "phases": phases,
+            "passes": core["passes"],
+            "nodes_captured": nodes_captured,
+            "nodes_table": core["nodes_table"],
+            "nodes_final": core["nodes_final"],
+            "buffers": core["buffers"],
+            "transitions": core["transitions"],
+            "placement": core["placement"],
+            "fallbacks": fallbacks,
+            "weights": {"borrowed_bytes": borrowed_bytes, "packed_bytes": core["packed_bytes"]},
+            "alpha": core["alpha"],
+            "remarks": remarks,
+            "instructions": core.get("instructions", {}),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy made of dicts, lists, numbers and strings only."""
+        copy: dict[str, Any] = json.loads(json.dumps(self._data))
+        return copy
+
+    def __getitem__(self, key: str) -> Any:
+        return self._data[key]
+
+    def _summary(self) -> list[tuple[str, str]]:
+        d = self._data
+        buffers, moves, weights = d["buffers"], d["transitions"], d["weights"]
+        placement = ", ".join(f"{n} on {device}" for device, n in d["placement"].items() if n) or "none"
+        return [
+            ("device", d["device"]),
+            ("nodes", f"{d['nodes_captured']} captured, {d['nodes_table']} in the table, {d['nodes_final']} executed"),
+            ("instructions", placement),
+            (
+                "buffers",
+                f"{buffers['virtual']} virtual in {buffers['physical']} physical (rho {buffers['rho']:.1%}), arena "
+                f"{_bytes(buffers['arena_bytes'])}, lower bound {_bytes(buffers['lower_bound_bytes'])}",
+            ),
+            ("transitions", f"{moves['before']} before scheduling, {moves['after']} after"),
+            ("weights", f"{_bytes(weights['borrowed_bytes'])} borrowed, {_bytes(weights['packed_bytes'])} packed"),
+            ("alpha", f"{d['alpha']:g}"),
+        ]
+
+    def _phase_rows(self) -> list[tuple[str, str]]:
+        return [(name.removesuffix("_ms"), f"{ms:.2f}") for name, ms in self._data["phases"].items()]
+
+    def _pass_rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                p["name"], f"{p['ms']:.2f}", f"{p['nodes_before']} -> {p['nodes_after']}",
+                f"{p['cost_before']:.0f} -> {p['cost_after']:.0f}",
+            )
+            for p in self._data["passes"]
+        ]  # fmt: skip
+
+    def _remark_rows(self) -> list[tuple[str, ...]]:
+        return [(r["pass"], r["text"], str(r["count"]), r["source"]) for r in self._data["remarks"]]
+
+    def _fallback_rows(self) -> list[tuple[str, ...]]:
+        return [(f["op"], str(f["count"]), f["where"]) for f in self._data["fallbacks"]]
+
+    def _tables(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+        tables: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = [
+            ("Phases", ("phase", "ms"), list(self._phase_rows())),
+            ("Passes", ("pass", "ms", "nodes", "cost"), self._pass_rows()),
+            ("Remarks", ("pass", "what", "count", "source"), self._remark_rows()),
+            ("Run by torch", ("operator", "count", "where"), self._fallback_rows()),
+        ]
+        return [t for t in tables if t[2]]
+
+    def __str__(self) -> str:
+        lines = [f"{name:>13}  {text}" for name, text in self._summary()]
+        for title, head, rows in self._tables():
+            widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head))]
+            lines += ["", title]
+            lines += ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in (head, *rows)]
+        return "\n".join(lines)
+
+    def to_markdown(self) -> str:
+        """The report as Markdown tables."""
+        lines = ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in self._summary())]
+        for title, head, rows in self._tables():
+            lines += ["", f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+            lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+        return "\n".join(lines) + "\n"
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    def __repr__(self) -> str:
+        d = self._data
+        return f"<Report {d['nodes_captured']} -> {d['nodes_final']} nodes, {d['phases']['total_ms']:.0f} ms>"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError

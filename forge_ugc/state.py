@@ -1,0 +1,90 @@
+"""Weights and buffers: where they live, and how a change since compiling is noticed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Slot(NamedTuple):
+    """The place that holds a parameter or buffer: `where[key]`, read again before each call."""
+
+    name: str
+    where: dict[str, Any]
+    key: str
+    constant: bool = False  # not reachable from the model: lifted by capture
+
+    def tensor(self) -> torch.Tensor:
+        value = self.where.get(self.key)
+        if not isinstance(value, torch.Tensor):
+            raise RuntimeError(f"parameter or buffer {self.name!r} was removed after compiling; compile the model again")
+        return value
+
+
+def find_slot(program: torch.export.ExportedProgram, owner: Any, name: str, prefix: str) -> Slot:
+    """The place of the tensor that an exported program calls `name`. `owner`: the caller's module, or the program."""
+    if isinstance(owner, torch.nn.Module) and name.startswith(prefix):
+        path, _, key = name.removeprefix(prefix).rpartition(".")
+        try:
+            module = owner.get_submodule(path)
+        except AttributeError:
+            module = None
+        for where in (module._parameters, module._buffers, module.__dict__) if module is not None else ():
+            if isinstance(where.get(key), torch.Tensor):
+                return Slot(name.removeprefix(prefix), where, key)
+    for where in (program.state_dict, program.constants):
+        if isinstance(where.get(name), torch.Tensor):
+            return Slot(name, where, name, constant=where is program.constants)
+    raise KeyError(name)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Version counter; inference tensors have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Watcher:
+    """Notices that a borrowed tensor was written, replaced, or given other storage."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self.slots = slots
+        self._where = [(slot.where, slot.key) for slot in slots]
+        self.take()
+
+    def take(self) -> None:
+        """Remembers the state as it is now."""
+        tensors = [slot.tensor() for slot in self.slots]
+        counted = [i for i, t in enumerate(tensors) if not t.is_inference()]
+        # what has no memory of its own that can be addressed (sparse, subclasses) is watched by identity and version
+        addressed = [i for i, t in enumerate(tensors) if has_memory(t)]
+        self._all_counted = len(counted) == len(tensors) == len(addressed)
+        self._counted, self._addressed = counted, addressed
+        self._tensors = tensors
+        self._versions = [tensors[i]._version for i in counted]
+        self._pointers = [tensors[i].data_ptr() for i in addressed]
+
+    def changed(self) -> bool:
+        """Whether anything differs from what `take` saw. A few tens of nanoseconds a tensor."""
+        try:
+            tensors = [where[key] for where, key in self._where]
+        except KeyError:
+            return True
+        if not all(map(operator.is_, tensors, self._tensors)):
+            return True
+        if self._all_counted:
+            return [t._version for t in tensors] != self._versions or [t.data_ptr() for t in tensors] != self._pointers
+        return [tensors[i]._version for i in self._counted] != self._versions or [
+            tensors[i].data_ptr() for i in self._addressed
+        ] != self._pointers
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is plain strided memory (or meta), not sparse, quantised or a wrapper subclass."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+    )

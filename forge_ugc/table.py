@@ -1,0 +1,235 @@
+"""The flat node table: numpy arrays in the layout that C gives (`_core.TABLE_DTYPES`), one crossing a compile."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _core
+from .errors import CompileError
+
+OBJECT = "object"  # dtype of a value that only the host knows
+DType = Any  # torch.dtype or OBJECT
+
+_TORCH_DTYPES = {
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+    "object": OBJECT,
+}
+DTYPE_NUMBERS: dict[DType, int] = {_TORCH_DTYPES[name]: i for i, (name, _, _) in enumerate(_core.dtypes())}
+MAX_RANK: int = _core.MAX_RANK
+_OPS = {info["name"]: info for info in _core.ops()}
+STATE, LITERAL = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of the table. `shape` is () for objects."""
+
+    id: int
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass
+class Table:
+    """Arrays for `_core.compile`, with what keeps the constants' memory alive."""
+
+    arrays: dict[str, Any]
+    keepalive: list[torch.Tensor]
+    borrowed_bytes: int
+
+    def compile(self, **options: Any) -> Any:
+        """Compiles into a `_core.Program`."""
+        return _core.compile(**self.arrays, keepalive=self.keepalive, **options)
+
+
+@dataclass
+class Mark:
+    """A point to which `TableBuilder.rollback` can return."""
+
+    sizes: tuple[int, ...]
+
+
+class TableBuilder:
+    """Appends nodes, values and constants; `finish` makes the arrays."""
+
+    def __init__(self) -> None:
+        self._nodes: list[tuple[int, int, int, int, int, int, int]] = []
+        self._values: list[tuple[int, int, int]] = []
+        self._operands: list[int] = []
+        self._attrs: list[int] = []
+        self._dims: list[int] = []
+        self._constants: list[tuple[int, int, int, int, int, int]] = []
+        self._strings: list[str] = []
+        self._string_ids: dict[str, int] = {}
+        self._sources: list[str] = []
+        self._source_ids: dict[str, int] = {}
+        self._outputs: list[int] = []
+        self._keepalive: list[torch.Tensor] = []
+        self._constant_values: dict[Any, Value] = {}
+        self._borrowed: set[int] = set()
+        self.borrowed_bytes = 0
+        self.n_inputs = 0
+        self.source = -1
+
+    # --- positions ------------------------------------------------------------------------------------------------
+
+    def set_source(self, source: str) -> None:
+        """Source line of the nodes that follow."""
+        if not source:
+            self.source = -1
+            return
+        index = self._source_ids.get(source)
+        if index is None:
+            index = self._source_ids[source] = len(self._sources)
+            self._sources.append(source)
+        self.source = index
+
+    def _lists(self) -> tuple[list[Any], ...]:
+        return (self._nodes, self._values, self._operands, self._attrs, self._dims, self._constants, self._keepalive)
+
+    def mark(self) -> Mark:
+        return Mark(tuple(map(len, self._lists())))
+
+    def rollback(self, mark: Mark) -> None:
+        """Forgets everything since `mark`."""
+        for items, size in zip(self._lists(), mark.sizes):
+            del items[size:]
+        self._constant_values = {k: v for k, v in self._constant_values.items() if v.id < len(self._values)}
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def emit(
+        self, op: str, operands: Sequence[Value | None], results: Sequence[tuple[DType, Sequence[int]]], **attrs: Any
+    ) -> tuple[Value, ...]:
+        """Appends a node; attributes that are left out are zero, none or empty."""
+        info = _OPS[op]
+        first_operand, first_attr = len(self._operands), len(self._attrs)
+        for operand in operands:
+            self._operands.append(_core.VALUE_NONE if operand is None else operand.id)
+        for name, kind in info["attrs"]:
+            self._attr(kind, attrs.pop(name, None))
+        if attrs:
+            raise CompileError(f"internal error: operator {op} has no attribute {sorted(attrs)}")
+        out = []
+        for dtype, shape in results:
+            value = Value(len(self._values), dtype, tuple(shape))
+            self._values.append((DTYPE_NUMBERS[dtype], len(value.shape), self._shape(value.shape)))
+            out.append(value)
+        self._nodes.append(
+            (info["id"], len(out), first_operand, len(operands), first_attr, len(self._attrs) - first_attr, self.source)
+        )
+        return tuple(out)
+
+    def op(self, op: str, operands: Sequence[Value | None], dtype: DType, shape: Sequence[int], **attrs: Any) -> Value:
+        """`emit` for one result."""
+        return self.emit(op, operands, [(dtype, shape)], **attrs)[0]
+
+    def input(self, dtype: DType, shape: Sequence[int]) -> Value:
+        self.n_inputs += 1
+        return self.op("input", [], dtype, shape, index=self.n_inputs - 1)
+
+    def constant(self, tensor: torch.Tensor, name: str = "", kind: int = LITERAL) -> Value:
+        """A constant that borrows `tensor`'s memory: the same memory seen the same way is one constant."""
+        tensor = tensor.detach()
+        meta = tensor.device.type == "meta"
+        data = 0 if meta else tensor.data_ptr()
+        key = (data if not meta else name, tensor.dtype, tensor.shape, tensor.stride(), kind)
+        found = self._constant_values.get(key) if tensor.numel() else None
+        if found is not None:
+            return found
+        first_dim = self._shape(tuple(tensor.shape) + tensor.stride())
+        index = len(self._constants)
+        self._constants.append((data, DTYPE_NUMBERS[tensor.dtype], tensor.dim(), kind, first_dim, self.string(name)))
+        self._keepalive.append(tensor)
+        if kind == STATE and (meta or data not in self._borrowed):
+            self._borrowed.add(data)
+            self.borrowed_bytes += tensor.numel() * tensor.element_size()
+        value = self.op("constant", [], tensor.dtype, tensor.shape, index=index)
+        self._constant_values[key] = value
+        return value
+
+    def string(self, text: str) -> int:
+        index = self._string_ids.get(text)
+        if index is None:
+            index = self._string_ids[text] = len(self._strings)
+            self._strings.append(text)
+        return index
+
+    def _shape(self, shape: Sequence[int]) -> int:
+        first = len(self._dims)
+        self._dims.extend(shape)
+        return first
+
+    def _attr(self, kind: str, value: Any) -> None:
+        kind = kind.lower()
+        if kind in ("int", "bool"):
+            self._attrs.append(int(value or 0))
+        elif kind == "float":
+            self._attrs.append(_double_bits(float(value or 0.0)))
+        elif kind == "ints":
+            items = [int(v) for v in value or ()]
+            self._attrs.append(len(items))
+            self._attrs.extend(items)
+        elif value is None:
+            self._attrs += (0, 0)
+        elif isinstance(value, float):
+            self._attrs += (2, _double_bits(value))
+        else:
+            self._attrs += (1, int(value))
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def finish(self, outputs: Sequence[Value]) -> Table:
+        """The arrays; `outputs` are the program's results in order."""
+        types = {name: np.dtype(fields) for name, fields in _core.TABLE_DTYPES.items()}
+        nodes = _columns(
+            types["nodes"],
+            self._nodes,
+            ("op", "n_results", "first_operand", "n_operands", "first_attr", "n_attr_words", "source"),
+        )
+        values = _columns(types["values"], self._values, ("dtype", "rank", "first_dim"))
+        constants = _columns(types["constants"], self._constants, ("data", "dtype", "rank", "kind", "first_dim", "name"))
+        arrays = {
+            "nodes": nodes,
+            "values": values,
+            "constants": constants,
+            "operands": np.array(self._operands, np.uint32),
+            "attrs": np.array(self._attrs, np.int64),
+            "dims": np.array(self._dims, np.int64),
+            "outputs": np.array([v.id for v in outputs], np.uint32),
+            "strings": self._strings,
+            "sources": self._sources,
+        }
+        return Table(arrays, self._keepalive, self.borrowed_bytes)
+
+
+def _columns(dtype: np.dtype[Any], rows: list[tuple[int, ...]], names: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    array = np.zeros(len(rows), dtype)
+    for name, column in zip(names, zip(*rows)):
+        array[name] = column
+    return array
+
+
+def _double_bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
