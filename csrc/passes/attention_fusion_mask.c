@@ -60,7 +60,13 @@ static MaskFacts find_facts(const Match *m, ValueId mask, bool inverted, int64_t
         bool visible = is_visible(dtype, uniform, inverted), hard = dtype != DTYPE_BOOL && (visible || uniform <= HARD_MASK);
         return (MaskFacts){visible, visible && S == 1 && T == 1, visible, hard};
     }
-    NodeId def = match_def(m, mask, OP_constant);
+    NodeId def = match_def(m, mask, OP_where);
+    double a, b;
+    if (def != NODE_NONE && dtype != DTYPE_BOOL && mask_scalar(m, graph_node(g, def)->operands[1], &a) &&
+        mask_scalar(m, graph_node(g, def)->operands[2], &b)) {
+        return (MaskFacts){.hard = (a == 0 || a <= HARD_MASK) && (b == 0 || b <= HARD_MASK)};
+    }
+    def = match_def(m, mask, OP_constant);
     if (def == NODE_NONE) return unknown;
     const Constant *c = &g->constants[node_int(graph_node(g, def), ATTR_index)];
     Tensor t = constant_tensor(c);

@@ -12,8 +12,11 @@ static NodeId only_def(const Match *m, ValueId v) {
     return match_def(m, v, value_node(m->g, v)->op);
 }
 
-/* Operators that leave the numbers as they are: casts to the same type, copies, reshapes of the batch dimensions. */
+/* Operators that leave the numbers as they are: casts to the same type, copies, reshapes of the batch dimensions, the sum
+ * with an empty mask (that it makes 0 of -0 is nothing to softmax). */
 static bool is_passive(const Match *m, const Node *node) {
+    double c;
+    if (node->op == OP_add && match_scalar(node, OP_add, &c)) return c == 0;
     const Value *in = graph_value(m->g, node->operands[0]), *out = graph_value(m->g, node->first_result);
     if (node->op == OP_cast || node->op == OP_contiguous) return in->dtype == out->dtype;
     return node->op == OP_reshape && in->rank >= 2 && out->rank >= 2 && in->shape[in->rank - 1] == out->shape[out->rank - 1] &&
@@ -104,7 +107,7 @@ static const char *read_step(const Match *m, NodeId id, Scores *s, bool *scaled,
         *scaled = true;
         return read_scale(m, node, &s->scale, next) && match_same_type(m, *next, v) ? NULL : "the scores are scaled by a tensor";
     }
-    if (node->op != OP_add && node->op != OP_where) return "the scores are not a product with scale and mask";
+    if ((node->op != OP_add && node->op != OP_where) || !leads_to_product(m, v, MAX_ADDS)) return "the scores are not a product with scale and mask";
     if (*scaled) return "the mask is scaled with the scores";
     if (s->n_masks == sizeof s->masks / sizeof *s->masks) return "more than two masks";
     s->masks[1] = s->masks[0]; /* walking upwards: the one found last is applied first */

@@ -46,9 +46,29 @@ static bool is_cube(const Match *m, ValueId v, ValueId x) {
            graph_node(m->g, square)->operands[1] == x;
 }
 
+/* sqrt(2 / pi) * x * (1 + 0.044715 * x * x), as Bloom has it */
+static bool is_tanh_product(const Match *m, ValueId inner, ValueId x) {
+    NodeId id = match_only(m, inner, OP_mul);
+    if (id == NODE_NONE || !match_two(graph_node(m->g, id), OP_mul)) return false;
+    for (int side = 0; side < 2; side++) {
+        ValueId a = graph_node(m->g, id)->operands[side], b = graph_node(m->g, id)->operands[1 - side], base, term;
+        double one;
+        NodeId sum = match_only(m, b, OP_add);
+        if (sum == NODE_NONE || !scaled(m, a, 0.7978845608028654, &base) || base != x) continue;
+        if (!match_scalar(graph_node(m->g, sum), OP_add, &one) || one != 1) continue;
+        NodeId product = match_only(m, graph_node(m->g, sum)->operands[0], OP_mul);
+        if (product == NODE_NONE || !match_two(graph_node(m->g, product), OP_mul)) continue;
+        const ValueId *ops = graph_node(m->g, product)->operands;
+        if (ops[0] == x && scaled(m, ops[1], 0.044715, &term) && term == x) return true;
+        if (ops[1] == x && scaled(m, ops[0], 0.044715, &term) && term == x) return true;
+    }
+    return false;
+}
+
 /* inner = sqrt(2 / pi) * (x + 0.044715 * x^3) */
 static bool is_tanh_argument(const Match *m, ValueId inner, ValueId x) {
     ValueId sum, term, cube;
+    if (is_tanh_product(m, inner, x)) return true;
     return scaled(m, inner, 0.7978845608028654, &sum) && sum_with(m, sum, x, &term) && scaled(m, term, 0.044715, &cube) &&
            is_cube(m, cube, x);
 }

@@ -30,16 +30,17 @@ static Code transposed(Match *m, ValueId matrix, NodeId before, ValueId *out) {
 
 /* The right operand of a matmul as a matrix [K, N], seen through an expand over batch dimensions; VALUE_NONE if it is none. */
 static ValueId as_matrix(const Match *m, ValueId v) {
+    const Value *wide = graph_value(m->g, v);
+    int64_t rows = wide->shape[wide->rank - 2], columns = wide->shape[wide->rank - 1];
     NodeId expand = match_def(m, v, OP_expand);
     if (expand != NODE_NONE) v = graph_node(m->g, expand)->operands[0];
     NodeId reshape = match_def(m, v, OP_reshape);
     const Value *value = graph_value(m->g, v);
     if (reshape != NODE_NONE && value->rank > 2) { /* [K, N] -> [1, .., K, N] */
         const Value *inner = graph_value(m->g, graph_node(m->g, reshape)->operands[0]);
-        if (inner->rank == 2 && inner->shape[0] == value->shape[value->rank - 2] && inner->shape[1] == value->shape[value->rank - 1])
-            return graph_node(m->g, reshape)->operands[0];
+        if (inner->rank == 2 && inner->shape[0] == rows && inner->shape[1] == columns) return graph_node(m->g, reshape)->operands[0];
     }
-    return value->rank == 2 ? v : VALUE_NONE;
+    return value->rank == 2 && value->shape[0] == rows && value->shape[1] == columns ? v : VALUE_NONE;
 }
 
 static Code to_linear(Match *m, NodeId id) {

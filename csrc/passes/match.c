@@ -9,7 +9,7 @@ Code match_run(PassContext *pc, Graph *g, FusionFn fusion) {
     Match m = {.pc = pc, .g = g, .scratch = &scratch, .n_values = g->n_values};
     Code code = graph_uses(pc->ctx, g, &scratch, &m.uses);
     if (code == CODE_OK) code = fusion(&m);
-    if (code == CODE_OK) code = graph_compact(pc->ctx, g);
+    if (code == CODE_OK) code = pass_dce(pc, g); /* what lost its uses would still count as a user of others */
     arena_destroy(&scratch);
     return code;
 }

@@ -14,7 +14,7 @@ typedef struct Match {
     uint32_t n_values;
 } Match;
 
-/* Runs `fusion` on the compacted graph and compacts again. */
+/* Runs `fusion` on the compacted graph, drops what it left unused and compacts again. */
 typedef Code (*FusionFn)(Match *m);
 MUST_USE Code match_run(PassContext *pc, Graph *g, FusionFn fusion);
 

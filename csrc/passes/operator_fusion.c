@@ -6,7 +6,7 @@
  *
  * `alpha` sets how far it goes, by classes, each level adding to the one below, so that the node count never rises with it:
  *   > 0    hand-written activations and norms become operators
- *   >= 0.2 matmul with a matrix of weights and its bias become `linear`
+ *   >= 0.2 matmul with a matrix of weights and its bias become `linear`, of the rank of its neighbours
  *   >= 0.4 rotary embedding becomes `rope`
  *   >= 0.6 elementwise operators after a contraction become its epilogue
  *   >= 0.8 the sum before a norm joins the norm
@@ -21,8 +21,8 @@ typedef struct Level {
 
 Code pass_operator_fusion(PassContext *pc, Graph *g) {
     const Level levels[] = {
-        {1e-9, fuse_activations}, {1e-9, fuse_norms},     {0.2, fuse_linears}, {0.4, fuse_rope},
-        {0.6, fuse_epilogues},    {0.8, fuse_residuals}, {1.0, fuse_elementwise},
+        {1e-9, fuse_activations}, {1e-9, fuse_norms},     {0.2, fuse_linears},   {0.2, fuse_reshapes},
+        {0.4, fuse_rope},         {0.6, fuse_epilogues}, {0.8, fuse_residuals}, {1.0, fuse_elementwise},
     };
     TRY(graph_compact(pc->ctx, g));
     for (size_t k = 0; k < sizeof levels / sizeof *levels; k++) {
