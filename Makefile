@@ -9,6 +9,7 @@ VENV   ?= .venv
 PY      = $(VENV)/bin/python
 PIP     = $(PY) -m pip --disable-pip-version-check -q
 export HF_HUB_OFFLINE = 1
+MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN)
 
 .PHONY: help demo test test-all build tool sanitize lint format clean
 .DELETE_ON_ERROR:
