@@ -23,7 +23,8 @@ from .state import Slot, find_slot
 aten = torch.ops.aten
 
 
-class TensorMeta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
     """Type of a tensor value. Sizes are ints or SymInts (dynamic shapes, or data-dependent sizes)."""
 
     dtype: torch.dtype

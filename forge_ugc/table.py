@@ -120,7 +120,7 @@ class TableBuilder:
     # --- nodes ----------------------------------------------------------------------------------------------------
 
     def emit(
-        self, op: str, operands: Sequence[Value | None], results: Sequence[tuple[DType, Sequence[int]]], **attrs: Any
+        self, op: str, operands: Sequence[Value | None], results: Sequence[tuple[DType, Sequence[int]]], /, **attrs: Any
     ) -> tuple[Value, ...]:
         """Appends a node; attributes that are left out are zero, none or empty."""
         info = _OPS[op]
@@ -141,7 +141,7 @@ class TableBuilder:
         )
         return tuple(out)
 
-    def op(self, op: str, operands: Sequence[Value | None], dtype: DType, shape: Sequence[int], **attrs: Any) -> Value:
+    def op(self, op: str, operands: Sequence[Value | None], dtype: DType, shape: Sequence[int], /, **attrs: Any) -> Value:
         """`emit` for one result."""
         return self.emit(op, operands, [(dtype, shape)], **attrs)[0]
 

@@ -179,7 +179,7 @@ class _Lowering:
         return self.host(node, reason)
 
     def exact(self, meta: Any) -> Any:
-        return meta._replace(shape=self.shape(meta)) if isinstance(meta, TensorMeta) else meta
+        return TensorMeta(meta.dtype, self.shape(meta), meta.dense) if isinstance(meta, TensorMeta) else meta
 
     def obstacle(self, node: Node, metas: list[Any], args: Any, kwargs: Any) -> str | None:
         """Why no rule can apply, whatever the operator."""
@@ -284,7 +284,7 @@ def _is_aten_work(node: Node) -> bool:
 def _results(meta: Any) -> list[Any]:
     if meta is None:
         return []
-    return list(meta) if isinstance(meta, tuple) and not isinstance(meta, TensorMeta) else [meta]
+    return list(meta) if isinstance(meta, tuple) else [meta]
 
 
 def _values(value: Any) -> Any:
@@ -331,6 +331,6 @@ def _uses(captured: Captured) -> tuple[set[int], dict[int, set[int]]]:
             used.add(ref)
             whole.add(ref)
     for i, node in enumerate(captured.nodes):
-        if isinstance(node.meta, tuple) and not isinstance(node.meta, TensorMeta) and i not in whole:
+        if isinstance(node.meta, tuple) and i not in whole:
             parts.setdefault(i, set())
     return used, {i: p for i, p in parts.items() if i not in whole}
