@@ -94,6 +94,12 @@ static bool unrepeat(const Match *m, ValueId *k, ValueId *v) {
     return true;
 }
 
+/* Attention reads its operands through their strides: a copy of them is for nothing. */
+static ValueId uncopied(const Match *m, ValueId x) {
+    NodeId copy = match_def(m, x, OP_contiguous);
+    return copy == NODE_NONE || m->effects ? x : graph_node(m->g, copy)->operands[0];
+}
+
 /* --- attention that is there ------------------------------------------------------------------------------------------------- */
 static Code simplify_attention(Match *m, MaskCache *cache, NodeId id) {
     Graph *g = m->g;
@@ -101,6 +107,7 @@ static Code simplify_attention(Match *m, MaskCache *cache, NodeId id) {
     ValueId operands[4] = {node->operands[0], node->operands[1], node->operands[2], VALUE_NONE};
     if (node->n_operands > 3) operands[3] = node->operands[3];
     const char *groups = "", *mask_text = "";
+    for (int k = 0; k < 3; k++) operands[k] = uncopied(m, operands[k]);
     if (unrepeat(m, &operands[1], &operands[2])) groups = ", repeated heads";
     if (operands[3] != VALUE_NONE) {
         operands[3] = mask_unexpanded(m, operands[3]);
@@ -178,6 +185,7 @@ static Code build_attention(Match *m, NodeId root, const Scores *s, ValueId mask
     int32_t source = graph_node(g, root)->source;
     NodeId id;
     TRY(insert_operands(m, root, s, operands));
+    for (int k = 0; k < 3; k++) operands[k] = uncopied(m, operands[k]);
     bool grouped = unrepeat(m, &operands[1], &operands[2]);
     const Value *v = graph_value(g, operands[2]);
     const int64_t shape[4] = {s->shape.batch, s->shape.heads, s->shape.queries, v->shape[3]};

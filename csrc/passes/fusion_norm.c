@@ -1,7 +1,7 @@
-/* Hand-written RMS norm, and the residual sum before a norm. */
+/* Hand-written norms, and the residual sum before a norm. */
 #include "passes/fusion.h"
 
-/* --- x * rsqrt(mean(x * x) + eps) [* w] ---------------------------------------------------------------------------------- */
+/* --- x * rsqrt(mean(x * x) + eps) [* w], and the same of x - mean(x) [+ b] ---------------------------------------------------------------------------------- */
 static bool is_square(const Match *m, ValueId v, ValueId x) {
     double two;
     NodeId id = match_only(m, v, OP_pow);
@@ -9,57 +9,88 @@ static bool is_square(const Match *m, ValueId v, ValueId x) {
         const Node *node = graph_node(m->g, id);
         return match_scalar(node, OP_pow, &two) && two == 2 && node->operands[0] == x;
     }
-    /* x * x uses x twice, the product once */
     id = match_only(m, v, OP_mul);
     if (id == NODE_NONE || !match_two(graph_node(m->g, id), OP_mul)) return false;
     return graph_node(m->g, id)->operands[0] == x && graph_node(m->g, id)->operands[1] == x;
 }
 
-/* `v` as 1 / sqrt(mean(x^2, last, keepdim) + eps). */
-static bool is_inverse_rms(const Match *m, ValueId v, ValueId x, double *eps) {
-    NodeId id = match_only(m, v, OP_rsqrt);
+/* `root` as x * 1 / sqrt(variance + eps). */
+static bool is_normalised(const Match *m, const Node *root, ValueId *x, ValueId *variance, double *eps) {
+    NodeId id = NODE_NONE;
+    if (match_two(root, OP_div)) {
+        *x = root->operands[0];
+        id = match_only(m, root->operands[1], OP_sqrt);
+    }
+    for (int side = 0; side < 2 && match_two(root, OP_mul) && id == NODE_NONE; side++) {
+        *x = root->operands[side];
+        id = match_only(m, root->operands[1 - side], OP_rsqrt);
+    }
     if (id == NODE_NONE) return false;
     id = match_only(m, graph_node(m->g, id)->operands[0], OP_add);
     if (id == NODE_NONE || !match_scalar(graph_node(m->g, id), OP_add, eps)) return false;
-    id = match_only(m, graph_node(m->g, id)->operands[0], OP_mean);
-    if (id == NODE_NONE || !match_last_dim(m, graph_node(m->g, id), x)) return false;
-    return is_square(m, graph_node(m->g, id)->operands[0], x);
+    *variance = graph_node(m->g, id)->operands[0];
+    return true;
 }
 
-static bool is_normalised(const Match *m, const Node *root, ValueId *x, double *eps) {
-    if (!match_two(root, OP_mul)) return false;
-    for (int side = 0; side < 2; side++) {
-        *x = root->operands[side];
-        if (is_inverse_rms(m, root->operands[1 - side], *x, eps)) return true;
-    }
-    return false;
+static bool is_mean_square(const Match *m, ValueId v, ValueId x) {
+    NodeId id = match_only(m, v, OP_mean);
+    return id != NODE_NONE && match_last_dim(m, graph_node(m->g, id), x) && is_square(m, graph_node(m->g, id)->operands[0], x);
 }
 
-/* The multiplication by a weight of the last size that is the only use of `v`. */
-static NodeId weight_use(const Match *m, ValueId v, ValueId *weight) {
+/* `v` as x - mean(x). */
+static bool is_centred(const Match *m, ValueId v, ValueId *x) {
+    NodeId id = match_def(m, v, OP_sub);
+    if (id == NODE_NONE || !match_two(graph_node(m->g, id), OP_sub)) return false;
+    *x = graph_node(m->g, id)->operands[0];
+    id = match_def(m, graph_node(m->g, id)->operands[1], OP_mean);
+    return id != NODE_NONE && match_last_dim(m, graph_node(m->g, id), *x) && graph_node(m->g, id)->operands[0] == *x;
+}
+
+/* `v` as var(x) without Bessel's correction. */
+static bool is_variance(const Match *m, ValueId v, ValueId x) {
+    NodeId id = match_only(m, v, OP_var);
+    if (id == NODE_NONE) return false;
+    const Node *node = graph_node(m->g, id);
+    return node->operands[0] == x && match_last_dim(m, node, x) && node_float(node, ATTR_correction) == 0;
+}
+
+/* The only use of `v` if it is op(v, vector) with a vector of the last size. */
+static NodeId vector_use(const Match *m, ValueId v, Op op, ValueId *vector) {
     if (!match_one_use(m, v)) return NODE_NONE;
     NodeId id = m->uses.users[m->uses.start[v]];
     const Node *node = graph_node(m->g, id);
-    if (!match_two(node, OP_mul)) return NODE_NONE;
-    *weight = node->operands[0] == v ? node->operands[1] : node->operands[0];
-    const Value *w = graph_value(m->g, *weight), *x = graph_value(m->g, v);
+    if (!match_two(node, op)) return NODE_NONE;
+    *vector = node->operands[0] == v ? node->operands[1] : node->operands[0];
+    const Value *w = graph_value(m->g, *vector), *x = graph_value(m->g, v);
     return w->rank == 1 && w->shape[0] == x->shape[x->rank - 1] ? id : NODE_NONE;
 }
 
 Code fuse_norms(Match *m) {
     GRAPH_EACH(m->g, id) {
         const Node *root = graph_node(m->g, id);
-        ValueId operands[2];
+        ValueId operands[3] = {VALUE_NONE, VALUE_NONE, VALUE_NONE}, x, centred, variance;
         double eps;
-        if (root->op != OP_mul || graph_value(m->g, root->first_result)->dtype != DTYPE_F32) continue;
-        if (!is_normalised(m, root, &operands[0], &eps)) continue;
-        NodeId scaled = weight_use(m, root->first_result, &operands[1]), fused;
-        TRY(match_replace(m, scaled == NODE_NONE ? id : scaled, OP_rms_norm, operands, scaled == NODE_NONE ? 1 : 2, &fused));
+        if ((root->op != OP_mul && root->op != OP_div) || graph_value(m->g, root->first_result)->dtype != DTYPE_F32) continue;
+        if (!is_normalised(m, root, &x, &variance, &eps) || !match_same_type(m, x, root->first_result)) continue;
+        bool squares = is_mean_square(m, variance, x), layer = is_centred(m, x, &centred);
+        if (layer && (squares || is_variance(m, variance, centred))) x = centred;
+        else if (squares) layer = false;
+        else continue;
+
+        Op op = layer ? OP_layer_norm : OP_rms_norm;
+        NodeId last = id, next, fused;
+        if ((next = vector_use(m, root->first_result, OP_mul, &operands[1])) != NODE_NONE) last = next;
+        else operands[1] = VALUE_NONE;
+        next = layer ? vector_use(m, graph_node(m->g, last)->first_result, OP_add, &operands[2]) : NODE_NONE;
+        if (next != NODE_NONE) last = next;
+        else operands[2] = VALUE_NONE;
+        operands[0] = x;
+        uint32_t count = operands[2] != VALUE_NONE ? 3 : operands[1] != VALUE_NONE ? 2 : 1;
+        TRY(match_replace(m, last, op, operands, count, &fused)); /* what computed it has no use left */
         Node *node = graph_node(m->g, fused);
         node_attr_mut(node, ATTR_axes)->i = 1;
         node_attr_mut(node, ATTR_eps)->f = eps;
-        /* what computed it has no use left: DCE takes it */
-        TRY(remark_add(m->pc, "operator_fusion", node->source, "matched: rms_norm"));
+        TRY(remark_add(m->pc, "operator_fusion", node->source, "matched: %s", op_info(op)->name));
     }
     return CODE_OK;
 }

@@ -53,13 +53,11 @@ static Code lift_reshape(Match *m, NodeId id) {
 
 Code fuse_reshapes(Match *m) {
     Graph *g = m->g;
-    bool effects = false; /* host calls that may write memory: then a copy is a copy */
-    GRAPH_EACH(g, id) effects = effects || (graph_node(g, id)->op == OP_host && node_int(graph_node(g, id), ATTR_effect));
     GRAPH_EACH(g, id) {
         const Node *node = graph_node(g, id);
         if (node->op == OP_reshape) {
             TRY(lift_reshape(m, id));
-        } else if (node->op == OP_contiguous && !effects && !node_attr(node, ATTR_order)->ints.count) {
+        } else if (node->op == OP_contiguous && !m->effects && !node_attr(node, ATTR_order)->ints.count) {
             ValueId x = graph_resolve(g, node->operands[0]);
             if (!is_row_major(g, x)) continue;
             graph_replace(g, node->first_result, x);

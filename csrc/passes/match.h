@@ -12,6 +12,7 @@ typedef struct Match {
     Arena *scratch; /* dropped when the fusion is done */
     Uses uses;
     uint32_t n_values;
+    bool effects;   /* there are host calls that may write memory: then a copy is a copy */
 } Match;
 
 /* Runs `fusion` on the compacted graph, drops what it left unused and compacts again. */
