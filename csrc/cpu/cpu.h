@@ -6,7 +6,7 @@
 
 /* Code in files named *_avx2.c runs only where this holds. */
 static inline bool cpu_has_avx2(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(FORGE_PORTABLE) /* FORGE_PORTABLE: a build switch for tests */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #else
     return false;
@@ -22,7 +22,7 @@ Code matmul_run(KernelCall *call);
 int64_t matmul_scratch(const Graph *g, const Node *node, int threads);
 int64_t matmul_prepared_bytes(const Graph *g, const Node *node);
 Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
-Code conv_run(KernelCall *call);
+Code conv_run(KernelCall *call); /* contiguous: 1 */
 int64_t conv_scratch(const Graph *g, const Node *node, int threads);
 Code attention_run(KernelCall *call); /* strided_out */
 int64_t attention_scratch(const Graph *g, const Node *node, int threads);
@@ -61,5 +61,30 @@ Code flip_run(KernelCall *call);
 Code triangle_run(KernelCall *call); /* in place: 0 */
 Code full_run(KernelCall *call);
 Code arange_run(KernelCall *call);
+
+/* --- small helpers -------------------------------------------------------------------------------------------------- */
+static inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Element i of f16, bf16 or f32 memory. */
+static inline float load_f32(const void *data, DType dtype, int64_t i) {
+    switch (dtype) {
+    case DTYPE_F16: return f16_to_f32(((const uint16_t *)data)[i]);
+    case DTYPE_BF16: return bf16_to_f32(((const uint16_t *)data)[i]);
+    default: return ((const float *)data)[i];
+    }
+}
+
+static inline void store_f32(void *data, DType dtype, int64_t i, float value) {
+    if (dtype == DTYPE_F32) ((float *)data)[i] = value;
+    else ((uint16_t *)data)[i] = dtype == DTYPE_F16 ? f32_to_f16(value) : f32_to_bf16(value);
+}
+
+/* The value as it is after being stored as f16, bf16 or f32. */
+static inline float round_f32(DType dtype, float value) {
+    if (dtype == DTYPE_F32) return value;
+    return dtype == DTYPE_F16 ? f16_to_f32(f32_to_f16(value)) : bf16_to_f32(f32_to_bf16(value));
+}
 
 #endif

@@ -25,18 +25,18 @@ typedef struct Plan {
 
 static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed) {
     Plan p;
-    int64_t rows = gemm_round_up(gemm_max(m, 1), GEMM_ROWS), panels = gemm_max(gemm_panels(n), 1), depth = gemm_max(k, 1);
+    int64_t rows = round_up(max_i64(m, 1), GEMM_ROWS), panels = max_i64(gemm_panels(n), 1), depth = max_i64(k, 1);
     int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, k_blocks = (depth + BLOCK_K - 1) / BLOCK_K;
-    p.block_rows = gemm_round_up((rows + row_blocks - 1) / row_blocks, GEMM_ROWS);
+    p.block_rows = round_up((rows + row_blocks - 1) / row_blocks, GEMM_ROWS);
     p.block_k = (depth + k_blocks - 1) / k_blocks;
     p.local = batch > 1 && (rows + panels * GEMM_COLS) * k <= LOCAL_FLOATS;
-    p.chunk_rows = gemm_min(rows, p.block_rows * gemm_max(1, A_FLOATS / (p.block_rows * depth)));
-    p.chunk_panels = packed ? panels : gemm_min(panels, gemm_max(1, B_FLOATS / (GEMM_COLS * depth)));
+    p.chunk_rows = min_i64(rows, p.block_rows * max_i64(1, A_FLOATS / (p.block_rows * depth)));
+    p.chunk_panels = packed ? panels : min_i64(panels, max_i64(1, B_FLOATS / (GEMM_COLS * depth)));
     /* at least 16 parts where there are panels for it, but a part's buffer is no wider than 16 panels */
-    p.group = p.local ? GROUP_PANELS : gemm_min((p.chunk_panels + 15) / 16, GROUP_PANELS);
-    p.a_floats = gemm_round_up(p.chunk_rows * k, 16);
+    p.group = p.local ? GROUP_PANELS : min_i64((p.chunk_panels + 15) / 16, GROUP_PANELS);
+    p.a_floats = round_up(p.chunk_rows * k, 16);
     p.b_floats = packed ? 0 : p.chunk_panels * GEMM_COLS * k;
-    p.c_floats = p.block_rows * gemm_min(p.group, panels) * GEMM_COLS;
+    p.c_floats = p.block_rows * min_i64(p.group, panels) * GEMM_COLS;
     return p;
 }
 
@@ -89,7 +89,7 @@ typedef struct Job {
 static const void *element(const GemmOperand *o, int64_t at) { return (const char *)o->data + at * (int64_t)dtype_size(o->dtype); }
 
 void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel, float *dst) {
-    int cols = (int)gemm_min(GEMM_COLS, n - panel * GEMM_COLS);
+    int cols = (int)min_i64(GEMM_COLS, n - panel * GEMM_COLS);
     int64_t first = panel * GEMM_COLS * b->col;
     if (b->dtype == DTYPE_F32 && b->row == 1) {
         kernels->interleave(cols, GEMM_COLS, k, (const float *)b->data + first, b->col, dst);
@@ -122,9 +122,9 @@ static void pack_a(void *arg, int64_t part, int thread) {
     (void)thread;
     Job *job = arg;
     const Gemm *g = job->g;
-    int64_t begin = part * PACK_TILES * GEMM_ROWS, end = gemm_min(begin + PACK_TILES * GEMM_ROWS, job->rows);
+    int64_t begin = part * PACK_TILES * GEMM_ROWS, end = min_i64(begin + PACK_TILES * GEMM_ROWS, job->rows);
     for (int64_t i = begin; i < end; i += GEMM_ROWS) {
-        int rows = (int)gemm_min(GEMM_ROWS, end - i);
+        int rows = (int)min_i64(GEMM_ROWS, end - i);
         float *dst = job->a + i * g->k;
         int64_t at = (job->row + i) * g->a.row;
         if (g->a.dtype == DTYPE_F32 && g->a.col == 1) {
@@ -143,8 +143,8 @@ static void compute(void *arg, int64_t part, int thread) {
     const Gemm *g = job->g;
     const Plan *p = job->p;
     const GemmKernels *kernels = g->finish->kernels;
-    int64_t begin = part % job->row_blocks * p->block_rows, rows = gemm_min(p->block_rows, job->rows - begin);
-    int64_t panel = part / job->row_blocks * p->group, panels = gemm_min(p->group, job->panels - panel);
+    int64_t begin = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, job->rows - begin);
+    int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
     const float *b = (g->panels ? g->panels + job->panel * GEMM_COLS * g->k : job->b) + panel * GEMM_COLS * g->k;
     float *c = job->c + thread * p->c_floats;
     int64_t width = panels * GEMM_COLS, step = g->a.col;
@@ -154,20 +154,20 @@ static void compute(void *arg, int64_t part, int thread) {
         const float *a = (const float *)job->a_data + (job->row + begin) * g->a.row;
         for (int64_t j = 0; j < panels; j++, b += GEMM_COLS * g->k)
             for (int64_t k = 0; k < g->k; k += p->block_k)
-                kernels->tile((int)rows, gemm_min(p->block_k, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS, GEMM_COLS,
+                kernels->tile((int)rows, min_i64(p->block_k, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS, GEMM_COLS,
                               c + j * GEMM_COLS, width, k > 0);
     } else {
         for (int64_t k = 0; k < g->k; k += p->block_k) {
-            int64_t depth = gemm_min(p->block_k, g->k - k);
+            int64_t depth = min_i64(p->block_k, g->k - k);
             for (int64_t j = 0; j < panels; j++)
                 for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
-                    int tile = (int)gemm_min(GEMM_ROWS, rows - i);
+                    int tile = (int)min_i64(GEMM_ROWS, rows - i);
                     kernels->tile_packed(tile, depth, job->a + (begin + i) * g->k + k * tile, b + (j * g->k + k) * GEMM_COLS,
                                          c + i * width + j * GEMM_COLS, width, k > 0);
                 }
         }
     }
-    int64_t col = (job->panel + panel) * GEMM_COLS, cols = gemm_min(width, g->n - col);
+    int64_t col = (job->panel + panel) * GEMM_COLS, cols = min_i64(width, g->n - col);
     for (int64_t i = 0; i < rows; i++)
         gemm_finish_row(g->finish, job->batch * g->m + job->row + begin + i, col, cols, c + i * width);
 }
@@ -181,10 +181,10 @@ static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, flo
     int64_t panels = gemm_panels(g->n);
     bool direct = g->m <= GEMM_ROWS && g->a.dtype == DTYPE_F32, one_chunk = g->m <= p->chunk_rows;
     for (job.panel = 0; job.panel < panels; job.panel += p->chunk_panels) {
-        job.panels = gemm_min(p->chunk_panels, panels - job.panel);
+        job.panels = min_i64(p->chunk_panels, panels - job.panel);
         if (!g->panels) pool_run(pool, job.panels, pack_b, &job);
         for (job.row = 0; job.row < g->m; job.row += p->chunk_rows) {
-            job.rows = gemm_min(p->chunk_rows, g->m - job.row);
+            job.rows = min_i64(p->chunk_rows, g->m - job.row);
             job.row_blocks = (job.rows + p->block_rows - 1) / p->block_rows;
             if (!direct && (job.panel == 0 || !one_chunk)) {
                 job.a = scratch;

@@ -81,15 +81,5 @@ int64_t gemm_plain_scratch(int threads);
 MUST_USE Code gemm_plain_run(Context *ctx, Gemm *gemm, Pool *pool, void *scratch);
 
 static inline bool gemm_in_f32(DType d) { return d == DTYPE_F32 || d == DTYPE_F16 || d == DTYPE_BF16; }
-static inline int64_t gemm_round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t gemm_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline float load_f32(const void *data, DType dtype, int64_t i) {
-    switch (dtype) {
-    case DTYPE_F16: return f16_to_f32(((const uint16_t *)data)[i]);
-    case DTYPE_BF16: return bf16_to_f32(((const uint16_t *)data)[i]);
-    default: return ((const float *)data)[i];
-    }
-}
 
 #endif

@@ -97,14 +97,21 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
-static void add_rows(float *c, const float *x, int64_t n) {
+static void add_row(float *c, const float *x, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(c + i, _mm256_add_ps(_mm256_loadu_ps(c + i), _mm256_loadu_ps(x + i)));
     for (; i < n; i++) c[i] += x[i];
 }
 
+static void scale_row(float *dst, const float *src, float factor, int64_t n) {
+    int64_t i = 0;
+    __m256 f = _mm256_set1_ps(factor);
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, _mm256_mul_ps(_mm256_loadu_ps(src + i), f));
+    for (; i < n; i++) dst[i] = src[i] * factor;
+}
+
 const GemmKernels *gemm_kernels_avx2(void) {
-    static const GemmKernels kernels = {tile, tile_packed, interleave, add_rows};
+    static const GemmKernels kernels = {tile, tile_packed, interleave, add_row, scale_row};
     return &kernels;
 }
 #else

@@ -13,9 +13,10 @@ typedef struct GemmKernels {
                  int64_t c_row, bool add);
     /* The same with a_row 1, a_k `rows` (packed) and b_row 16. */
     void (*tile_packed)(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add);
-    /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. rows <= width, width is 16 or at most 6. */
+    /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. rows <= width, width is a multiple of 8 or at most 6. */
     void (*interleave)(int rows, int width, int64_t k, const float *src, int64_t row, float *dst);
     void (*add)(float *c, const float *x, int64_t n);
+    void (*scale)(float *dst, const float *src, float factor, int64_t n); /* dst may be src */
 } GemmKernels;
 
 const GemmKernels *gemm_kernels(void);      /* the best for this machine */

@@ -20,13 +20,13 @@ typedef struct Job {
         const Gemm *g = job->g;                                                                                        \
         T *b = (T *)(void *)(job->scratch + (int64_t)SCRATCH * thread), *c = b + DEPTH * COLS;                         \
         int64_t batch = part / (job->row_blocks * job->col_blocks), block = part % (job->row_blocks * job->col_blocks);\
-        int64_t row = block % job->row_blocks * ROWS, rows = gemm_min(ROWS, g->m - row);                               \
-        int64_t col = block / job->row_blocks * COLS, cols = gemm_min(COLS, g->n - col);                               \
+        int64_t row = block % job->row_blocks * ROWS, rows = min_i64(ROWS, g->m - row);                               \
+        int64_t col = block / job->row_blocks * COLS, cols = min_i64(COLS, g->n - col);                               \
         const T *ap = (const T *)g->a.data + gemm_offset(g, g->a_batch, batch) + row * g->a.row;                       \
         const T *bp = (const T *)g->b.data + gemm_offset(g, g->b_batch, batch) + col * g->b.col;                       \
         memset(c, 0, ROWS * COLS * sizeof(T));                                                                         \
         for (int64_t k0 = 0; k0 < g->k; k0 += DEPTH) {                                                                 \
-            int64_t depth = gemm_min(DEPTH, g->k - k0);                                                                \
+            int64_t depth = min_i64(DEPTH, g->k - k0);                                                                \
             for (int64_t k = 0; k < depth; k++)                                                                        \
                 for (int64_t j = 0; j < COLS; j++)                                                                     \
                     b[k * COLS + j] = j < cols ? bp[(k0 + k) * g->b.row + j * g->b.col] : (T)0;                        \

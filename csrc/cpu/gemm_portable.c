@@ -25,12 +25,16 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
-static void add_rows(float *c, const float *x, int64_t n) {
+static void add_row(float *c, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) c[i] += x[i];
 }
 
+static void scale_row(float *dst, const float *src, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++) dst[i] = src[i] * factor;
+}
+
 const GemmKernels *gemm_kernels(void) {
-    static const GemmKernels portable = {tile, tile_packed, interleave, add_rows};
+    static const GemmKernels portable = {tile, tile_packed, interleave, add_row, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;
     return avx2 ? avx2 : &portable;
 }

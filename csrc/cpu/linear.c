@@ -46,7 +46,7 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
     int64_t outer = 1, worst = 0;
     for (int d = 0; d < rank; d++) outer *= batch[d];
     for (int d = rank; d >= 0; d--) {
-        worst = gemm_max(worst, gemm_scratch(outer, m, n, k, false, threads));
+        worst = max_i64(worst, gemm_scratch(outer, m, n, k, false, threads));
         if (d == 0 || batch[d - 1] == 0) break;
         outer /= batch[d - 1];
         m *= batch[d - 1];
