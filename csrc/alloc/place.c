@@ -3,15 +3,25 @@
  * 1. Linear scan over the schedule: each block takes the free gap that fits best; memory of blocks that end is given back.
  *    Near linear, always done.
  * 2. If that misses the bound, greedy plans: blocks are placed one by one in some order, each into the best gap between the
- *    blocks placed before that are live together with it. Orders: by time, by size, by how full memory is while the block
- *    lives. Last, the block that sticks out at the top is placed first in a new attempt, again and again.
- * The smallest plan is kept; the search ends at the bound, and repairs close to it, or when WORK steps are spent. */
+ *    blocks placed before that are live together with it. Orders: by size, by how full memory is while the block lives, by
+ *    length of life.
+ * 3. Repairs of the best of these orders: the block that sticks out at the top moves to a random place before; the change
+ *    is kept if the plan grows no larger. (The dice are always the same: plans do not differ from run to run.)
+ * The smallest plan is kept. The search ends at the bound (for repairs and many blocks: near it), or when its work is spent; the work allowed
+ * grows with the number of blocks, not faster.
+ */
 #include "alloc/place.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORK = 1000000, REPAIRS = 100, GOOD_ENOUGH = 100 /* one part in so many above the bound */ };
+enum {
+    WORK = 200000, /* steps of some 20 ns */
+    WORK_PER_BLOCK = 600,
+    REPAIRS = 500,
+    GOOD_ENOUGH = 100, /* one part in so many above the bound: for repairs, and for more than MANY blocks */
+    MANY = 2000,
+};
 
 /* --- linear scan ------------------------------------------------------------------------------------------------------- */
 typedef struct Gap { int64_t offset, size; } Gap;
@@ -184,8 +194,8 @@ static void find_fullest(const Block *blocks, uint32_t n, int64_t *live, uint32_
 
 static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *live, int64_t bound,
                    int64_t *size) {
-    Greedy g = {.blocks = blocks, .n = n, .leaves = 1, .work = WORK};
-    uint32_t top = 0;
+    Greedy g = {.blocks = blocks, .n = n, .leaves = 1, .work = WORK + WORK_PER_BLOCK * (int64_t)n};
+    uint32_t top = 0, best_top = 0;
     while (g.leaves < n) g.leaves *= 2;
     TRY(ARENA_NEW(ctx, scratch, 2 * (size_t)g.leaves, &g.latest));
     TRY(ARENA_NEW(ctx, scratch, n, &g.offset));
@@ -193,28 +203,33 @@ static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint
     TRY(ARENA_NEW(ctx, scratch, n, &g.near));
     Key *best;
     TRY(ARENA_NEW(ctx, scratch, n, &best));
-    int64_t best_size = INT64_MAX;
-    enum { SIZE, FULLEST, LENGTH, TIME, KINDS };
+    int64_t got, best_size = INT64_MAX;
+    enum { SIZE, FULLEST, LENGTH, KINDS };
     for (int kind = 0; kind < KINDS && *size > bound; kind++) {
         for (uint32_t b = 0; b < n; b++) {
             int64_t lives = (int64_t)blocks[b].last - blocks[b].first + 1;
-            g.order[b] = (Key){kind == SIZE ? blocks[b].size : kind == LENGTH ? lives : 0, blocks[b].size, b};
-            if (kind == TIME) g.order[b].minor = 0;
+            g.order[b] = (Key){kind == SIZE ? blocks[b].size : lives, blocks[b].size, b};
         }
         if (kind == FULLEST) find_fullest(blocks, n, live, length, g.order); /* spoils `live` */
         qsort(g.order, n, sizeof *g.order, compare_keys);
-        int64_t got = attempt(&g, blocks, size, &top);
-        if (got < 0) return CODE_OK;
+        if ((got = attempt(&g, blocks, size, &top)) < 0) return CODE_OK;
         if (got >= best_size) continue;
         best_size = got;
+        best_top = top;
         memcpy(best, g.order, n * sizeof *best);
     }
-    memcpy(g.order, best, n * sizeof *best);
-    for (int repair = 0; repair < REPAIRS && *size - bound > bound / GOOD_ENOUGH; repair++) {
-        if (attempt(&g, blocks, size, &top) < 0 || top == 0) break;
-        Key first = g.order[top];
-        memmove(g.order + 1, g.order, top * sizeof *g.order);
-        g.order[0] = first;
+    uint64_t dice = 1;
+    for (int repair = 0; repair < REPAIRS && *size - bound > bound / GOOD_ENOUGH && best_top > 0; repair++) {
+        dice = dice * 6364136223846793005u + 1442695040888963407u;
+        uint32_t to = (uint32_t)(dice >> 33) % best_top;
+        memcpy(g.order, best, n * sizeof *best);
+        memmove(g.order + to + 1, g.order + to, (best_top - to) * sizeof *g.order);
+        g.order[to] = best[best_top];
+        if ((got = attempt(&g, blocks, size, &top)) < 0) break;
+        if (got > best_size) continue;
+        best_size = got;
+        best_top = top;
+        memcpy(best, g.order, n * sizeof *best);
     }
     return CODE_OK;
 }
@@ -234,5 +249,6 @@ Code place_blocks(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint3
         if (live[p] > *bound) *bound = live[p];
     }
     TRY(linear_scan(ctx, scratch, blocks, n, length, size));
-    return *size > *bound ? greedy(ctx, scratch, blocks, n, length, live, *bound, size) : CODE_OK;
+    int64_t enough = n < MANY ? 0 : *bound / GOOD_ENOUGH;
+    return *size - *bound > enough ? greedy(ctx, scratch, blocks, n, length, live, *bound, size) : CODE_OK;
 }
