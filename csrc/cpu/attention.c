@@ -3,11 +3,12 @@
  * v as they lie. Few queries (decoding): the heads that share a key head form one block. */
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
+#include "cpu/norm_rows.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { ROWS = ATTENTION_ROWS, KEYS = ATTENTION_KEYS };
+enum { ROWS = ATTENTION_ROWS, KEYS = ATTENTION_KEYS, FEW_ROWS = 3 };
 
 typedef struct Attention {
     const Tensor *q, *k, *v, *mask, *out;
@@ -196,6 +197,26 @@ static void run_part(void *arg, int64_t part, int thread) {
     store_rows(&p);
 }
 
+/* One query against all keys: scores in memory, three passes. For decoding, when few rows share a key head. */
+static void run_row(void *arg, int64_t part, int thread) {
+    const Attention *at = arg;
+    const AttentionRow *kernels = attention_row_avx2();
+    const RowKernels *rows = row_kernels();
+    int64_t s = part % at->queries, h = part / at->queries % at->heads, b = part / at->queries / at->heads;
+    int64_t group = h / (at->heads / at->groups), end = at->causal ? min_i64(at->keys, s + 1) : at->keys;
+    float *weights = (float *)(void *)(at->scratch + at->scratch_bytes * thread), *out = weights + round_up(at->keys, 16);
+    kernels->dots(weights, (const float *)at->q->data + offset4(at->q, b, h, s), (const float *)at->k->data + offset4(at->k, b, group, 0),
+                  at->k->strides[2], end, at->depth, (float)at->scale);
+    int64_t from = b * at->mask_strides[0] + h * at->mask_strides[1] + s * at->mask_strides[2];
+    for (int64_t t = 0; at->mask && t < end; t++) weights[t] += mask_value(at->mask, from + t * at->mask_strides[3]);
+    float max = rows->max(weights, end);
+    float sum = rows->exp_sum(weights, weights, max == -INFINITY ? 0 : max, end);
+    kernels->average(out, weights, (const float *)at->v->data + offset4(at->v, b, group, 0), at->v->strides[2], end, at->width);
+    bool zero = sum == 0 && (at->safe || at->keys == 0);
+    float *to = (float *)at->out->data + offset4(at->out, b, h, s);
+    for (int64_t e = 0; e < at->width; e++) to[e * at->out->strides[3]] = zero ? 0.0f : out[e] / sum;
+}
+
 /* f64: a row at a time. */
 static void run_row_f64(void *arg, int64_t part, int thread) {
     const Attention *at = arg;
@@ -226,10 +247,14 @@ static void run_row_f64(void *arg, int64_t part, int thread) {
     }
 }
 
+static bool few_rows(int64_t heads, int64_t groups, int64_t queries) { return groups > 0 && heads / groups * queries <= FEW_ROWS; }
+
 int64_t attention_scratch(const Graph *g, const Node *node, int threads) {
-    const Value *k = graph_value(g, node->operands[1]), *v = graph_value(g, node->operands[2]);
+    const Value *q = graph_value(g, node->operands[0]), *k = graph_value(g, node->operands[1]), *v = graph_value(g, node->operands[2]);
     if (k->dtype == DTYPE_F64) return round_up(k->shape[2] * (int64_t)sizeof(double), 64) * threads;
-    return round_up(scratch_floats(k->shape[3], round_up(v->shape[3], GEMM_COLS)) * (int64_t)sizeof(float), 64) * threads;
+    int64_t block = scratch_floats(k->shape[3], round_up(v->shape[3], GEMM_COLS));
+    int64_t row = few_rows(q->shape[1], k->shape[1], q->shape[2]) ? round_up(k->shape[2], 16) + v->shape[3] : 0;
+    return round_up(max_i64(block, row) * (int64_t)sizeof(float), 64) * threads;
 }
 
 Code attention_run(KernelCall *call) {
@@ -250,6 +275,12 @@ Code attention_run(KernelCall *call) {
         return CODE_OK;
     }
     if (!gemm_in_f32(q->dtype)) return fail(call->ctx, CODE_UNSUPPORTED, "no attention for %s", dtype_name(q->dtype));
+    bool unit = q->strides[3] == 1 && k->strides[3] == 1 && v->strides[3] == 1;
+    if (few_rows(at.heads, at.groups, at.queries) && q->dtype == DTYPE_F32 && unit && cpu_has_avx2() && attention_row_avx2()) {
+        at.scratch_bytes = round_up((round_up(at.keys, 16) + at.width) * (int64_t)sizeof(float), 64);
+        pool_run(call->pool, at.batch * at.heads * at.queries, run_row, &at);
+        return CODE_OK;
+    }
     at.softmax = cpu_has_avx2() ? attention_softmax_avx2() : NULL;
     if (!at.softmax) at.softmax = softmax_portable;
     at.padded = round_up(at.width, GEMM_COLS);
