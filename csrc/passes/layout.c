@@ -23,7 +23,8 @@ static const Attr *order_of(const Node *node) {
 }
 
 static bool same_ints(const Attr *a, const Attr *b) {
-    return a->ints.count == b->ints.count && memcmp(a->ints.items, b->ints.items, a->ints.count * sizeof(int64_t)) == 0;
+    size_t size = a->ints.count * sizeof(int64_t);
+    return a->ints.count == b->ints.count && (size == 0 || memcmp(a->ints.items, b->ints.items, size) == 0);
 }
 
 /* Does something that uses the permuted value have to copy it when the operand of the permute is row major? */
