@@ -4,7 +4,7 @@
  *    Near linear, always done.
  * 2. If that misses the bound, greedy plans: blocks are placed one by one in some order, each into the best gap between the
  *    blocks placed before that are live together with it. Orders: by size, by how full memory is while the block lives, by
- *    length of life.
+ *    length of life; each once with the topmost block against the others and once against the bound.
  * 3. Repairs of the best of these orders: the block that sticks out at the top moves to a random place before; the change
  *    is kept if the plan grows no larger. (The dice are always the same: plans do not differ from run to run.)
  * The smallest plan is kept. The search ends at the bound (for repairs and many blocks: near it), or when its work is spent; the work allowed
@@ -98,6 +98,7 @@ typedef struct Greedy {
     Key *order;
     Gap *near;        /* what conflicts with the block in hand */
     uint32_t n_near;
+    int64_t ceiling;  /* > 0: a block above all others goes up to it, and leaves the free bytes below itself */
     int64_t work;
 } Greedy;
 
@@ -150,7 +151,8 @@ static int64_t place_one(Greedy *g, uint32_t b) {
         }
         if (g->near[k].offset + g->near[k].size > end) end = g->near[k].offset + g->near[k].size;
     }
-    g->offset[b] = best >= 0 ? best : end;
+    int64_t above = g->ceiling - block->size > end ? g->ceiling - block->size : end;
+    g->offset[b] = best >= 0 ? best : above;
     for (uint32_t t = g->leaves + b; t > 0; t /= 2) {
         if (g->latest[t] < block->last + 1) g->latest[t] = block->last + 1;
     }
@@ -212,16 +214,20 @@ static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint
         }
         if (kind == FULLEST) find_fullest(blocks, n, live, length, g.order); /* spoils `live` */
         qsort(g.order, n, sizeof *g.order, compare_keys);
-        if ((got = attempt(&g, blocks, size, &top)) < 0) return CODE_OK;
-        if (got >= best_size) continue;
-        best_size = got;
-        best_top = top;
-        memcpy(best, g.order, n * sizeof *best);
+        for (int up = 0; up < 2 && *size > bound; up++) {
+            g.ceiling = up ? bound : 0;
+            if ((got = attempt(&g, blocks, size, &top)) < 0) return CODE_OK;
+            if (got >= best_size) continue;
+            best_size = got;
+            best_top = top;
+            memcpy(best, g.order, n * sizeof *best);
+        }
     }
     uint64_t dice = 1;
     for (int repair = 0; repair < REPAIRS && *size - bound > bound / GOOD_ENOUGH && best_top > 0; repair++) {
         dice = dice * 6364136223846793005u + 1442695040888963407u;
         uint32_t to = (uint32_t)(dice >> 33) % best_top;
+        g.ceiling = repair & 1 ? bound : 0;
         memcpy(g.order, best, n * sizeof *best);
         memmove(g.order + to + 1, g.order + to, (best_top - to) * sizeof *g.order);
         g.order[to] = best[best_top];
