@@ -90,10 +90,9 @@ static EwRef source_ref(Builder *b, int32_t src) {
     return src >= 0 ? input_ref(b, (uint32_t)src) : b->steps[-src - 1];
 }
 
-/* Scalars of half operands: arithmetic uses them unrounded (eager's opmath), everything else in the tensor's type. */
+/* Scalars of half operands: products and quotients use them unrounded (eager's opmath), the rest in the tensor's type. */
 static Scalar half_scalar(const Step *step, DType type, Scalar s) {
-    bool opmath = step->op == OP_add || step->op == OP_sub || step->op == OP_mul || step->op == OP_div ||
-                  step->op == OP_div_floor || step->op == OP_div_trunc;
+    bool opmath = step->op == OP_mul || step->op == OP_div || step->op == OP_div_floor || step->op == OP_div_trunc;
     if (!is_half(type) || s.kind == SCALAR_NONE || (opmath && !step->flag)) return s;
     float f = (float)scalar_f64(s);
     f = type == DTYPE_F16 ? f16_to_f32(f32_to_f16(f)) : bf16_to_f32(f32_to_bf16(f));
@@ -186,7 +185,9 @@ static Code emit_step(Context *ctx, Builder *b, const Step *step, bool last, EwR
     } else if (step->src[1] == STEP_NONE && step->scalar.kind == SCALAR_NONE) {
         fn = find_unary(b, step->op, c, step->flag);
     } else {
+        bool tensors = step->src[1] != STEP_NONE || step->flag;
         fn = find_binary(b, step->op, c);
+        if (is_half(type) && tensors && ew_binary(step->op, type)) fn = ew_binary(step->op, type);
         if (step->src[1] != STEP_NONE) {
             y = source_ref(b, step->src[1]);
         } else {

@@ -64,7 +64,7 @@ Code elementwise_kernel(KernelCall *call);
 
 /* --- function tables; NULL where the operator does not exist for the type ------------------------------------------------ */
 EwFn ew_unary(Op op, DType operand, bool approximate);   /* approximate: of gelu. Result: same type, or bool for tests */
-EwFn ew_binary(Op op, DType operand);                    /* src 0 and 1 */
+EwFn ew_binary(Op op, DType operand);                    /* src 0 and 1; f16, bf16: on f32, where eager rounds within */
 EwFn ew_where(size_t element_size);                      /* src 0 bool, 1, 2 */
 EwFn ew_clamp(DType type);                               /* src 0, low, high */
 EwFn ew_cast(DType from, DType to);

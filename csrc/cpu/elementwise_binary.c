@@ -27,20 +27,23 @@
         return EW_OK;                                                                                                  \
     }
 
-/* Python's floor division of floats, as c10::div_floor_floating. */
-#define DIV_FLOOR(T)                                                                                                   \
+/* Python's floor division of floats, as c10::div_floor_floating; Q rounds to the element type. */
+#define DIV_FLOOR(T, Q)                                                                                                \
     if (y == 0) {                                                                                                      \
         r = x / y;                                                                                                     \
     } else {                                                                                                           \
-        T mod = fmod(x, y), div = (x - mod) / y;                                                                       \
-        if (mod != 0 && (y < 0) != (mod < 0)) div -= 1;                                                                \
+        T mod = fmod(x, y), div = Q(Q(x - mod) / y);                                                                   \
+        if (mod != 0 && (y < 0) != (mod < 0)) div = Q(div - 1);                                                        \
         if (div != 0) {                                                                                                \
             r = floor(div);                                                                                            \
-            if (div - r > (T)0.5) r += 1;                                                                              \
+            if (Q(div - r) > (T)0.5) r = Q(r + 1);                                                                     \
         } else {                                                                                                       \
             r = copysign((T)0, x / y);                                                                                 \
         }                                                                                                              \
     }
+#define KEEP(x) (x)
+#define TO_F16(x) f16_to_f32(f32_to_f16(x))
+#define TO_BF16(x) bf16_to_f32(f32_to_bf16(x))
 
 #define FLOAT_FUNCTIONS(F, S, T)                                                                                       \
     F(add, S, T, r = x + y)                                                                                            \
@@ -48,7 +51,7 @@
     F(mul, S, T, r = x * y)                                                                                            \
     F(div, S, T, r = x / y)                                                                                            \
     F(div_trunc, S, T, r = trunc(x / y))                                                                               \
-    F(div_floor, S, T, DIV_FLOOR(T))                                                                                   \
+    F(div_floor, S, T, DIV_FLOOR(T, KEEP))                                                                             \
     F(remainder, S, T, r = fmod(x, y); if (r != 0 && (y < 0) != (r < 0)) r += y)                                       \
     F(fmod, S, T, r = fmod(x, y))                                                                                      \
     F(pow, S, T, r = pow(x, y))                                                                                        \
@@ -116,6 +119,10 @@ FLOAT_FUNCTIONS(FUNCTION, F32, float)
 FLOAT_FUNCTIONS(FUNCTION, F64, double)
 TESTS(TEST, F32, float)
 TESTS(TEST, F64, double)
+LOOP(div_floor_F16, float, float, float, DIV_FLOOR(float, TO_F16))
+LOOP(div_floor_BF16, float, float, float, DIV_FLOOR(float, TO_BF16))
+LOOP(div_trunc_F16, float, float, float, r = trunc(TO_F16(x / y)))
+LOOP(div_trunc_BF16, float, float, float, r = trunc(TO_BF16(x / y)))
 BOOL_FUNCTIONS(FUNCTION, BOOL, uint8_t)
 TESTS(TEST, BOOL, uint8_t)
 #define X(S, T) INTEGER_FUNCTIONS(FUNCTION, S, T) TESTS(TEST, S, T)
@@ -128,6 +135,7 @@ static const EwFn TABLE[OP_COUNT][DTYPE_COUNT] = {
     FLOAT_FUNCTIONS(ENTRY, F64, double)
     TESTS(ENTRY, F32, float)
     TESTS(ENTRY, F64, double)
+    ENTRY(div_floor, F16, ) ENTRY(div_floor, BF16, ) ENTRY(div_trunc, F16, ) ENTRY(div_trunc, BF16, )
     BOOL_FUNCTIONS(ENTRY, BOOL, uint8_t)
     TESTS(ENTRY, BOOL, uint8_t)
     INTEGER_TYPES(X)
