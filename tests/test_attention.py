@@ -1,5 +1,5 @@
-"""Attention by hand in the forms that models use: fused, or declined for a reason, and equal to eager in every case - rows
-whose keys are all hidden included."""
+"""Attention by hand in the forms that models use: fused, or declined for a reason, and equal to eager in every case -
+rows whose keys are all hidden included."""
 
 from __future__ import annotations
 
@@ -107,8 +107,22 @@ def weights_too(q, k, v, seen, bias):
     return torch.cat([weights @ v, weights], -1)
 
 
-FUSED: list[Form] = [plain, causal_where, causal_added, filled_least, filled_inf, added_from_bool, causal_then_bias,
-                     causal_then_hidden, bias_then_filled, bias_and_hard, two_conditions, repeated_heads, flat_heads, flat_alibi]
+FUSED: list[Form] = [
+    plain,
+    causal_where,
+    causal_added,
+    filled_least,
+    filled_inf,
+    added_from_bool,
+    causal_then_bias,
+    causal_then_hidden,
+    bias_then_filled,
+    bias_and_hard,
+    two_conditions,
+    repeated_heads,
+    flat_heads,
+    flat_alibi,
+]
 DECLINED: list[Form] = [filled_little, two_biases, scaled_late, weights_too]
 
 
@@ -131,7 +145,9 @@ def test_form(form: Form) -> None:
     bias = torch.randn(B, 1, S, S, generator=generator)
     model = Module(form).eval()
     compiled = forge_ugc.compile(model, (q, k, v, seen, bias))
-    torch.testing.assert_close(compiled(q, k, v, seen, bias), model(q, k, v, seen, bias), rtol=2e-6, atol=2e-6, equal_nan=True)
+    torch.testing.assert_close(
+        compiled(q, k, v, seen, bias), model(q, k, v, seen, bias), rtol=2e-6, atol=2e-6, equal_nan=True
+    )
     final = compiled.ir("final")
     assert ("= attention " in final) == (form in FUSED), final
     assert ("= softmax " in final) == (form not in FUSED), final

@@ -24,9 +24,7 @@ void arena_destroy(Arena *arena) {
     arena_init(arena);
 }
 
-static char *align_up(char *p, size_t align) {
-    return p + (-(uintptr_t)p & (align - 1));
-}
+static char *align_up(char *p, size_t align) { return p + (-(uintptr_t)p & (align - 1)); }
 
 static Code no_memory(Context *ctx, size_t size) {
     return fail(ctx, CODE_NO_MEMORY, "out of memory (%zu bytes)", size);

@@ -12,17 +12,11 @@ static const struct {
 #undef X
 };
 
-const char *dtype_name(DType dtype) {
-    return (unsigned)dtype < DTYPE_COUNT ? dtypes[dtype].name : "?";
-}
+const char *dtype_name(DType dtype) { return (unsigned)dtype < DTYPE_COUNT ? dtypes[dtype].name : "?"; }
 
-size_t dtype_size(DType dtype) {
-    return (unsigned)dtype < DTYPE_COUNT ? dtypes[dtype].size : 0;
-}
+size_t dtype_size(DType dtype) { return (unsigned)dtype < DTYPE_COUNT ? dtypes[dtype].size : 0; }
 
-char dtype_class(DType dtype) {
-    return (unsigned)dtype < DTYPE_COUNT ? dtypes[dtype].class : '?';
-}
+char dtype_class(DType dtype) { return (unsigned)dtype < DTYPE_COUNT ? dtypes[dtype].class : '?'; }
 
 bool dtype_from_name(const char *name, size_t length, DType *out) {
     for (int d = 0; d < DTYPE_COUNT; d++) {
@@ -58,10 +52,10 @@ uint16_t f32_to_f16(float value) {
     } v = {value};
     uint16_t sign = (uint16_t)((v.u >> 16) & 0x8000u);
     uint32_t a = v.u & 0x7fffffffu;
-    if (a > 0x7f800000u) return sign | 0x7e00u;          /* NaN */
-    if (a >= 0x477ff000u) return sign | 0x7c00u;         /* rounds to or above 65520: infinity */
-    if (a < 0x38800000u) {                               /* below 2^-14: subnormal. Adding 0.5 leaves the bits of a * 2^24, */
-        union {                                          /* rounded to nearest even by the FPU, in the low mantissa. */
+    if (a > 0x7f800000u) return sign | 0x7e00u;  /* NaN */
+    if (a >= 0x477ff000u) return sign | 0x7c00u; /* rounds to or above 65520: infinity */
+    if (a < 0x38800000u) {                       /* below 2^-14: subnormal. Adding 0.5 leaves the bits of a * 2^24, */
+        union {                                  /* rounded to nearest even by the FPU, in the low mantissa. */
             float f;
             uint32_t u;
         } s = {.u = a};

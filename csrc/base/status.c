@@ -32,9 +32,7 @@ void fail_prefix(Context *ctx, const char *format, ...) {
     memcpy(ctx->text, joined, sizeof joined);
 }
 
-void context_init(Context *ctx) {
-    memset(ctx, 0, sizeof *ctx);
-}
+void context_init(Context *ctx) { memset(ctx, 0, sizeof *ctx); }
 
 Code check_cancelled(Context *ctx) {
     if (ctx->cancelled && ctx->cancelled(ctx->user)) return fail(ctx, CODE_CANCELLED, "cancelled");

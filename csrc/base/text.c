@@ -39,8 +39,10 @@ void text_add(Text *text, const char *format, ...) {
     if (n < 0) {
         text->failed = true;
     } else if ((size_t)n >= room) {
-        if (reserve(text, (size_t)n)) vsnprintf(text->data + text->size, (size_t)n + 1, format, again);
-        else text->failed = true;
+        if (reserve(text, (size_t)n))
+            vsnprintf(text->data + text->size, (size_t)n + 1, format, again);
+        else
+            text->failed = true;
     }
     if (!text->failed) text->size += (size_t)n;
     va_end(again);

@@ -18,7 +18,8 @@ Code graph_create(Context *ctx, Arena *arena, Graph **out) {
 }
 
 /* Room for `extra` more items of `size` bytes: doubles the array; the old one stays behind in the arena. */
-static Code grow(Context *ctx, Arena *arena, void **items, uint32_t count, uint32_t *capacity, size_t extra, size_t size) {
+static Code grow(Context *ctx, Arena *arena, void **items, uint32_t count, uint32_t *capacity, size_t extra,
+                 size_t size) {
     if (extra > UINT32_MAX - 1 - (uint64_t)count) return fail(ctx, CODE_INVALID, "graph is too large");
     uint64_t need = (uint64_t)count + extra, room = *capacity ? *capacity : FIRST_CAPACITY;
     if (need <= *capacity) return CODE_OK;
@@ -70,10 +71,14 @@ Code graph_insert(Context *ctx, Graph *g, NodeId before, Op op, const ValueId *o
     }
     node->next = before;
     node->prev = before == NODE_NONE ? g->last : g->nodes[before].prev;
-    if (node->prev == NODE_NONE) g->first = id;
-    else g->nodes[node->prev].next = id;
-    if (before == NODE_NONE) g->last = id;
-    else g->nodes[before].prev = id;
+    if (node->prev == NODE_NONE)
+        g->first = id;
+    else
+        g->nodes[node->prev].next = id;
+    if (before == NODE_NONE)
+        g->last = id;
+    else
+        g->nodes[before].prev = id;
     g->n_nodes++;
     g->n_values += (uint32_t)n_results;
     *out = id;
@@ -126,10 +131,14 @@ void graph_replace(Graph *g, ValueId old, ValueId with) {
 void graph_kill(Graph *g, NodeId id) {
     Node *node = &g->nodes[id];
     if (node->dead) return;
-    if (node->prev == NODE_NONE) g->first = node->next;
-    else g->nodes[node->prev].next = node->next;
-    if (node->next == NODE_NONE) g->last = node->prev;
-    else g->nodes[node->next].prev = node->prev;
+    if (node->prev == NODE_NONE)
+        g->first = node->next;
+    else
+        g->nodes[node->prev].next = node->next;
+    if (node->next == NODE_NONE)
+        g->last = node->prev;
+    else
+        g->nodes[node->next].prev = node->prev;
     node->dead = true; /* its `next` stays, so that a walk that stands on it goes on */
 }
 
@@ -208,7 +217,8 @@ static Code clone_node(Context *ctx, Graph *g, Node *node) {
     node->attrs = copy;
     for (int k = 0; k < info->n_attrs; k++) {
         Attr *attr = &node->attrs[k];
-        if (attr_kind(info->attrs[k]) == KIND_INTS) TRY(attr_set_ints(ctx, g, attr, attr->ints.items, attr->ints.count));
+        if (attr_kind(info->attrs[k]) == KIND_INTS)
+            TRY(attr_set_ints(ctx, g, attr, attr->ints.items, attr->ints.count));
     }
     return CODE_OK;
 }

@@ -5,8 +5,7 @@
 
 /* How many of an operator's attributes are real (ATTR_END stands for "none" in ops.def). */
 #define COUNT_ATTRS(...) COUNT_SIX(__VA_ARGS__, 0, 0, 0, 0, 0, 0, 0)
-#define COUNT_SIX(a, b, c, d, e, f, ...)                                                                               \
-    (((a) != 0) + ((b) != 0) + ((c) != 0) + ((d) != 0) + ((e) != 0) + ((f) != 0))
+#define COUNT_SIX(a, b, c, d, e, f, ...) (((a) != 0) + ((b) != 0) + ((c) != 0) + ((d) != 0) + ((e) != 0) + ((f) != 0))
 
 static const OpInfo ops[OP_COUNT] = {
 #define OP(name, least, most, results, flags, ...)                                                                     \
@@ -27,9 +26,7 @@ static const struct {
 
 static const Attr no_attr;
 
-const OpInfo *op_info(Op op) {
-    return &ops[op];
-}
+const OpInfo *op_info(Op op) { return &ops[op]; }
 
 bool op_from_name(const char *name, size_t length, Op *out) {
     for (int op = 0; length && op < OP_COUNT; op++) {
@@ -41,13 +38,9 @@ bool op_from_name(const char *name, size_t length, Op *out) {
     return false;
 }
 
-const char *attr_name(AttrName name) {
-    return attrs[name].name;
-}
+const char *attr_name(AttrName name) { return attrs[name].name; }
 
-AttrKind attr_kind(AttrName name) {
-    return attrs[name].kind;
-}
+AttrKind attr_kind(AttrName name) { return attrs[name].kind; }
 
 bool scalar_equal(Scalar a, Scalar b) {
     if (a.kind != b.kind) return false;
@@ -63,9 +56,7 @@ static int attr_slot(const Node *node, AttrName name) {
     return -1;
 }
 
-bool node_has_attr(const Node *node, AttrName name) {
-    return attr_slot(node, name) >= 0;
-}
+bool node_has_attr(const Node *node, AttrName name) { return attr_slot(node, name) >= 0; }
 
 const Attr *node_attr(const Node *node, AttrName name) {
     int slot = attr_slot(node, name);

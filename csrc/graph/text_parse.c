@@ -1,5 +1,5 @@
-/* Reads the text form of graphs; the grammar stands in text_print.c. Checks the form only: what the operators require of
- * operands, attributes and types is graph_verify's to say. */
+/* Reads the text form of graphs; the grammar stands in text_print.c. Checks the form only: what the operators require
+ * of operands, attributes and types is graph_verify's to say. */
 #include "graph/text_parse.h"
 
 #include <locale.h>
@@ -16,7 +16,7 @@ Code parse_fail(Parser *p, const char *what) {
     return fail(p->ctx, CODE_INVALID, "line %u: expected %s at '%s'", p->line, what, found);
 }
 
-/* --- tokens -------------------------------------------------------------------------------------------------------- */
+/* --- tokens ------------------------------------------------------------------------------------------------------- */
 static void skip_blanks(Parser *p) {
     while (p->at < p->end && (*p->at == ' ' || *p->at == '\t' || *p->at == '\r')) p->at++;
 }
@@ -66,13 +66,9 @@ static Slice read_word(Parser *p, bool loose) {
     return word;
 }
 
-Slice parse_word(Parser *p) {
-    return read_word(p, false);
-}
+Slice parse_word(Parser *p) { return read_word(p, false); }
 
-bool slice_is(Slice s, const char *text) {
-    return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0;
-}
+bool slice_is(Slice s, const char *text) { return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0; }
 
 bool parse_accept_word(Parser *p, const char *text) {
     const char *back = p->at;
@@ -81,7 +77,8 @@ bool parse_accept_word(Parser *p, const char *text) {
     return false;
 }
 
-/* An integer, or a float: what has one of ". e n" (nan, inf) in it. Longer than any number that is printed = malformed. */
+/* An integer, or a float: what has one of ". e n" (nan, inf) in it. Longer than any number that is printed = malformed.
+ */
 Code parse_number(Parser *p, Scalar *out) {
     char digits[64];
     size_t n = 0;
@@ -114,7 +111,8 @@ Code parse_number(Parser *p, Scalar *out) {
         rest = digits + (body - digits);
         for (; *rest >= '0' && *rest <= '9'; rest++) {
             if (__builtin_mul_overflow(magnitude, 10, &magnitude) ||
-                __builtin_add_overflow(magnitude, (unsigned long long)(*rest - '0'), &magnitude)) break;
+                __builtin_add_overflow(magnitude, (unsigned long long)(*rest - '0'), &magnitude))
+                break;
         }
         unsigned long long limit = (unsigned long long)INT64_MAX + (body != digits);
         if (magnitude > limit) rest = digits;
@@ -152,7 +150,8 @@ static Code read_string(Parser *p, Slice *out) {
             } else if (c == 'x' && p->end - p->at > 2) {
                 char hex[] = {p->at[1], p->at[2], 0}, *rest;
                 c = (char)strtol(hex, &rest, 16);
-                if (rest != hex + 2 || hex[0] == ' ' || hex[0] == '+' || hex[0] == '-') return parse_fail(p, "two hex digits");
+                if (rest != hex + 2 || hex[0] == ' ' || hex[0] == '+' || hex[0] == '-')
+                    return parse_fail(p, "two hex digits");
                 p->at += 2;
             } else if (c != '"' && c != '\\') {
                 return parse_fail(p, "an escape");
@@ -167,7 +166,7 @@ static Code read_string(Parser *p, Slice *out) {
     return CODE_OK;
 }
 
-/* --- names: one open-addressing table for values, sources and strings ------------------------------------------------- */
+/* --- names: one open-addressing table for values, sources and strings --------------------------------------------- */
 static uint32_t hash_name(char space, Slice name) {
     uint32_t h = 2166136261u ^ (unsigned char)space;
     for (size_t k = 0; k < name.size; k++) h = (h ^ (unsigned char)name.data[k]) * 16777619u;
@@ -220,7 +219,7 @@ static Code intern(Parser *p, char space, Slice text, const char **list, uint32_
     return CODE_OK;
 }
 
-/* --- statements ---------------------------------------------------------------------------------------------------- */
+/* --- statements --------------------------------------------------------------------------------------------------- */
 static Code parse_ints(Parser *p, char open, char close, int64_t *items, size_t most, size_t *count) {
     *count = 0;
     TRY(parse_expect(p, open));

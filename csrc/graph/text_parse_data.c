@@ -5,7 +5,7 @@
 
 enum { MAX_CONSTANTS = 1 << 20, MAX_ELEMENTS = 32, MAX_SPAN = 1 << 16 };
 
-/* --- programs -------------------------------------------------------------------------------------------------------- */
+/* --- programs ----------------------------------------------------------------------------------------------------- */
 static Code parse_bound(Parser *p, Scalar *bound) {
     TRY(parse_expect(p, '='));
     return parse_number(p, bound);
@@ -16,7 +16,8 @@ static Code parse_arguments(Parser *p, Step *step) {
     bool scalar_first = false;
     TRY(parse_expect(p, '('));
     do {
-        while (parse_accept(p, ' ')) {}
+        while (parse_accept(p, ' ')) {
+        }
         char c = p->at < p->end ? *p->at : 0;
         bool digit = p->end - p->at > 1 && p->at[1] >= '0' && p->at[1] <= '9'; /* i0, but not inf */
         if ((c == 'i' || c == 's') && digit) {
@@ -63,7 +64,8 @@ Code parse_program(Parser *p, size_t *count) {
     *count = 0;
     TRY(parse_expect(p, '['));
     if (parse_accept(p, ']')) return CODE_OK;
-    while (parse_accept(p, ' ')) {}
+    while (parse_accept(p, ' ')) {
+    }
     if (p->at < p->end && *p->at != 's') { /* not readable as steps: printed as plain integers */
         do {
             if (*count == p->cap_ints) return parse_fail(p, "fewer numbers");
@@ -80,7 +82,7 @@ Code parse_program(Parser *p, size_t *count) {
     return parse_expect(p, ']');
 }
 
-/* --- constants ------------------------------------------------------------------------------------------------------- */
+/* --- constants ---------------------------------------------------------------------------------------------------- */
 static Code parse_element(Parser *p, DType dtype, void *to) {
     Scalar s = {SCALAR_INT, {0}};
     if (dtype == DTYPE_C64 || dtype == DTYPE_C128) {
@@ -152,7 +154,8 @@ static Code set_span(Parser *p, Constant *c) {
         empty = empty || c->shape[d] == 0;
         int64_t steps = c->shape[d] > 0 ? c->shape[d] - 1 : 0;
         if (c->strides[d] < 0 || __builtin_mul_overflow(steps, c->strides[d], &step) ||
-            __builtin_add_overflow(last, step, &last)) return parse_fail(p, "sensible strides");
+            __builtin_add_overflow(last, step, &last))
+            return parse_fail(p, "sensible strides");
     }
     if (last > INT64_MAX / 32) return parse_fail(p, "sensible strides");
     c->bytes = empty ? 0 : (last + 1) * (int64_t)dtype_size(c->dtype);
@@ -172,10 +175,16 @@ Code parse_constant(Parser *p, NodeId id, const char *name) {
     int64_t index = node_int(node, ATTR_index), strides[MAX_RANK], stride = 1;
     if (node->n_results != 1) return parse_fail(p, "one result of a constant");
     const Value *value = graph_value(g, node->first_result);
-    Constant c = {.kind = CONSTANT_LITERAL, .name = name, .dtype = value->dtype, .rank = value->rank,
-                  .shape = value->shape, .strides = strides};
-    if (parse_accept_word(p, "state")) c.kind = CONSTANT_STATE;
-    else if (!parse_accept_word(p, "literal")) return parse_fail(p, "'state' or 'literal'");
+    Constant c = {.kind = CONSTANT_LITERAL,
+                  .name = name,
+                  .dtype = value->dtype,
+                  .rank = value->rank,
+                  .shape = value->shape,
+                  .strides = strides};
+    if (parse_accept_word(p, "state"))
+        c.kind = CONSTANT_STATE;
+    else if (!parse_accept_word(p, "literal"))
+        return parse_fail(p, "'state' or 'literal'");
     c.derived = parse_accept_word(p, "derived");
     for (int d = c.rank - 1; d >= 0; d--) {
         strides[d] = stride;
@@ -194,13 +203,18 @@ Code parse_constant(Parser *p, NodeId id, const char *name) {
 
     /* Indices may come in any order and twice; those between that no node uses become empty literals. */
     if (index < 0 || index >= MAX_CONSTANTS) return parse_fail(p, "a constant's index below 2^20");
-    const Constant hole = {.kind = CONSTANT_LITERAL, .name = "", .dtype = DTYPE_BOOL, .rank = 1,
-                           .shape = (const int64_t[]){0}, .strides = (const int64_t[]){1}};
+    const Constant hole = {.kind = CONSTANT_LITERAL,
+                           .name = "",
+                           .dtype = DTYPE_BOOL,
+                           .rank = 1,
+                           .shape = (const int64_t[]){0},
+                           .strides = (const int64_t[]){1}};
     uint32_t added;
     while ((int64_t)g->n_constants <= index) TRY(graph_add_constant(p->ctx, g, &hole, &added));
     Constant *slot = &g->constants[index];
     if (!same_constant(slot, &hole) && !same_constant(slot, &c)) {
-        return fail(p->ctx, CODE_INVALID, "line %u: constant %lld is given twice, differently", p->line, (long long)index);
+        return fail(p->ctx, CODE_INVALID, "line %u: constant %lld is given twice, differently", p->line,
+                    (long long)index);
     }
     if (!same_constant(slot, &hole)) return CODE_OK;
     TRY(graph_add_constant(p->ctx, g, &c, &added)); /* copies name and shape; then it moves to its place */

@@ -1,31 +1,34 @@
 /* The text form of graphs. Grammar (a statement a line; `#` and `//` start comments; blank lines are skipped):
  *
  *   graph      = "graph {" statement* "return" [value {"," value}] "}"
- *   statement  = [value {"," value} "="] OP [name] [operand {"," operand}] ["{" attr {"," attr} "}"] [":" type {"," type}]
- *                [constant] ["loc(" string ")"]
+ *   statement  = [value {"," value} "="] OP [name] [operand {"," operand}] ["{" attr {"," attr} "}"]
+ *                [":" type {"," type}] [constant] ["loc(" string ")"]
  *   value      = "%" word                  printed as the value's number; any word is read
  *   operand    = value | "_"               "_": an optional operand that is absent
  *   name       = "@" (word | string)       of a constant
  *   attr       = ATTR "=" (integer | float | "true" | "false" | string | ints | program)
  *   ints       = "[" [integer {"," integer}] "]"
  *   type       = DTYPE "[" [size {"," size}] "]"
- *   constant   = ("state" | "literal") ["derived"] ["strides(" ints ")"] ["=" "[" element {"," element} "]"]
+ *   constant   = ("state" | "literal") ["derived"] ["strides(" [integer {"," integer}] ")"]
+ *                ["=" "[" [element {"," element}] "]"]
  *   element    = integer | float | "true" | "false" | "(" float "," float ")"
  *   program    = "[" step {";" step} "]"
  *   step       = "s"NUMBER "=" OP "(" argument {"," argument} ")" ["approximate"] ":" DTYPE
  *   argument   = "i"NUMBER | "s"NUMBER | integer | float | ("low" | "high") "=" (integer | float)
  *   word       = [A-Za-z0-9_.$/:-]+        string = '"' with \" \\ \n \xHH inside '"'
  *
- * Attributes that equal their default (0, false, none, empty) are left out. A float has a '.', an exponent, "inf" or "nan" in
- * it; an integer has not. Strides are left out when row major, elements when there are more than 32 or no data: such a
- * constant is external and has no data after parsing. `host` nodes print their operator's name as a string. */
-#include "graph/program.h"
+ * Attributes that equal their default (0, false, none, empty) are left out. A float has a '.', an exponent, "inf" or
+ * "nan" in it; an integer has not. Strides are left out when row major, elements when there are more than 32 or no
+ * data: such a constant is external and has no data after parsing. `host` nodes print their operator's name as a
+ * string. */
 #include "graph/text_print.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "graph/program.h"
 
 enum { MAX_PRINTED_ELEMENTS = 32 };
 
@@ -47,18 +50,24 @@ static void print_float(Text *text, double value, bool single) {
 }
 
 static void print_scalar(Text *text, Scalar s) {
-    if (s.kind == SCALAR_INT) text_add(text, "%lld", (long long)s.i);
-    else print_float(text, s.f, false);
+    if (s.kind == SCALAR_INT)
+        text_add(text, "%lld", (long long)s.i);
+    else
+        print_float(text, s.f, false);
 }
 
 static void print_string(Text *text, const char *s) {
     text_add(text, "\"");
     for (; *s; s++) {
         unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') text_add(text, "\\%c", c);
-        else if (c == '\n') text_add(text, "\\n");
-        else if (c < 0x20 || c == 0x7f) text_add(text, "\\x%02x", c);
-        else text_add(text, "%c", c);
+        if (c == '"' || c == '\\')
+            text_add(text, "\\%c", c);
+        else if (c == '\n')
+            text_add(text, "\\n");
+        else if (c < 0x20 || c == 0x7f)
+            text_add(text, "\\x%02x", c);
+        else
+            text_add(text, "%c", c);
     }
     text_add(text, "\"");
 }
@@ -68,8 +77,10 @@ static void print_ints(Text *text, const int64_t *items, size_t count, const cha
 }
 
 static void print_value(Text *text, const Graph *g, ValueId v) {
-    if (v == VALUE_NONE) text_add(text, "_");
-    else text_add(text, "%%%u", graph_resolve(g, v));
+    if (v == VALUE_NONE)
+        text_add(text, "_");
+    else
+        text_add(text, "%%%u", graph_resolve(g, v));
 }
 
 /* A step whose fields all show in the readable form; anything else makes the program print as plain integers. */
@@ -191,8 +202,10 @@ static void print_element(Text *text, DType dtype, const void *p) {
         text_add(text, "(");
         for (int part = 0; part < 2; part++) {
             if (part) text_add(text, ", ");
-            if (dtype == DTYPE_C64) print_element(text, DTYPE_F32, (const float *)p + part);
-            else print_element(text, DTYPE_F64, (const double *)p + part);
+            if (dtype == DTYPE_C64)
+                print_element(text, DTYPE_F32, (const float *)p + part);
+            else
+                print_element(text, DTYPE_F64, (const double *)p + part);
         }
         text_add(text, ")");
         break;
@@ -237,8 +250,10 @@ static bool is_word(const char *s) {
 void graph_print_constant_name(Text *text, const Constant *constant) {
     if (!constant->name || !constant->name[0]) return;
     text_add(text, " @");
-    if (is_word(constant->name)) text_add(text, "%s", constant->name);
-    else print_string(text, constant->name);
+    if (is_word(constant->name))
+        text_add(text, "%s", constant->name);
+    else
+        print_string(text, constant->name);
 }
 
 void graph_print_loc(Text *text, const Graph *g, int32_t source) {

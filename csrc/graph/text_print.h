@@ -1,4 +1,5 @@
-/* Pieces of the graph's text form that the text form of NPUIR prints too. Each begins with a blank if it prints anything. */
+/* Pieces of the graph's text form that the text form of NPUIR prints too. Each begins with a blank if it prints
+ * anything. */
 #ifndef FORGE_GRAPH_TEXT_PRINT_H
 #define FORGE_GRAPH_TEXT_PRINT_H
 

@@ -1,11 +1,11 @@
 /* Attention fusion: attention in its simplest form, however the model wrote it.
  *
  * requires  a verified graph; masks that do not depend on inputs are constants (run fold and device_constant before)
- * keeps     results up to the rounding of the product's order and of a division by a scale, for scores below 2^102 and finite
- *           keys and values at hidden positions (as SDPA's own kernels do)
+ * keeps     results up to the rounding of the product's order and of a division by a scale, for scores below 2^102
+ *           and finite keys and values at hidden positions (as SDPA's own kernels do)
  * breaks    nothing; what it leaves unused (permuted keys, masks) is for dce
  *
- * - matmul, [scale], [masks], softmax, matmul become `attention` (with safe = 0: a query that sees no key is softmax's affair);
+ * - matmul, [scale], [masks], softmax, matmul become `attention` (safe=false: softmax decides what no key gives);
  * - keys and values that were repeated for groups of heads are taken as they were before;
  * - a mask that hides nothing is dropped, one that is causal becomes the attribute. */
 #include "passes/attention_fusion.h"
@@ -14,7 +14,7 @@
 
 static const char pass_name[] = "attention_fusion";
 
-/* --- views ------------------------------------------------------------------------------------------------------------------- */
+/* --- views -------------------------------------------------------------------------------------------------------- */
 Code insert_reshape(Match *m, NodeId before, ValueId x, const int64_t *shape, unsigned rank, ValueId *out) {
     NodeId node;
     Type type = {graph_value(m->g, x)->dtype, (uint8_t)rank, shape};
@@ -64,8 +64,8 @@ static Code transpose_last(Match *m, NodeId before, ValueId x, ValueId *out) {
     return CODE_OK;
 }
 
-/* [B, G, T, D] of which `x` = reshape(expand(reshape(.., [B, G, 1, T, D]), [B, G, R, T, D]), [B, G * R, T, D]) repeats each head
- * R times; `x` itself if it isn't that. */
+/* [B, G, T, D] of which `x` = reshape(expand(reshape(.., [B, G, 1, T, D]), [B, G, R, T, D]), [B, G * R, T, D]) repeats
+ * each head R times; `x` itself if it isn't that. */
 static ValueId unrepeated(const Match *m, ValueId x) {
     NodeId merge = match_def(m, x, OP_reshape);
     if (merge == NODE_NONE) return x;
@@ -78,7 +78,8 @@ static ValueId unrepeated(const Match *m, ValueId x) {
     ValueId heads = graph_node(m->g, split)->operands[0];
     const Value *v = graph_value(m->g, heads), *e = graph_value(m->g, graph_node(m->g, expand)->first_result);
     if (v->rank != 4 || e->rank != 5) return x;
-    const int64_t *s = v->shape, narrow[5] = {s[0], s[1], 1, s[2], s[3]}, repeated[5] = {s[0], s[1], e->shape[2], s[2], s[3]};
+    const int64_t *s = v->shape, narrow[5] = {s[0], s[1], 1, s[2], s[3]},
+                  repeated[5] = {s[0], s[1], e->shape[2], s[2], s[3]};
     const int64_t merged[4] = {s[0], s[1] * e->shape[2], s[2], s[3]};
     bool matches = has_shape(m, graph_node(m->g, split)->first_result, narrow, 5) &&
                    has_shape(m, graph_node(m->g, expand)->first_result, repeated, 5) && has_shape(m, x, merged, 4);
@@ -88,7 +89,8 @@ static ValueId unrepeated(const Match *m, ValueId x) {
 /* Takes both keys and values as they were before they were repeated. */
 static bool unrepeat(const Match *m, ValueId *k, ValueId *v) {
     ValueId keys = unrepeated(m, *k), values = unrepeated(m, *v);
-    if (keys == *k || values == *v || graph_value(m->g, keys)->shape[1] != graph_value(m->g, values)->shape[1]) return false;
+    if (keys == *k || values == *v || graph_value(m->g, keys)->shape[1] != graph_value(m->g, values)->shape[1])
+        return false;
     *k = keys;
     *v = values;
     return true;
@@ -100,7 +102,7 @@ static ValueId uncopied(const Match *m, ValueId x) {
     return copy == NODE_NONE || m->effects ? x : graph_node(m->g, copy)->operands[0];
 }
 
-/* --- attention that is there ------------------------------------------------------------------------------------------------- */
+/* --- attention that is there -------------------------------------------------------------------------------------- */
 static Code simplify_attention(Match *m, MaskCache *cache, NodeId id) {
     Graph *g = m->g;
     Node *node = graph_node(g, id);
@@ -122,7 +124,7 @@ static Code simplify_attention(Match *m, MaskCache *cache, NodeId id) {
     return remark_add(m->pc, pass_name, source, "matched: attention%s%s", groups, mask_text);
 }
 
-/* --- attention by hand ---------------------------------------------------------------------------------------------------------- */
+/* --- attention by hand -------------------------------------------------------------------------------------------- */
 /* Shape of the scores when they never had rank 4: one batch, whose heads are the matrices of the product. */
 static void shape_from_product(const Match *m, Scores *s) {
     const Value *v = graph_value(m->g, graph_node(m->g, s->product)->first_result);
@@ -152,7 +154,8 @@ static const char *check_operands(const Match *m, const Node *root, const Scores
     if (groups == 0 || own_heads(v, s) != groups) return "keys or values are broadcast";
     if (q->shape[q->rank - 2] != s->shape.queries || k->shape[k->rank - 1] != s->shape.keys) return "sizes differ";
     if (v->shape[v->rank - 2] != s->shape.keys) return "sizes differ";
-    if (out->rank == 4 && (out->shape[0] != s->shape.batch || out->shape[1] != s->shape.heads)) return "values are broadcast";
+    if (out->rank == 4 && (out->shape[0] != s->shape.batch || out->shape[1] != s->shape.heads))
+        return "values are broadcast";
     return NULL;
 }
 
@@ -227,8 +230,10 @@ static Code fuse_attention(Match *m) {
     MaskCache cache = {.mask = VALUE_NONE};
     GRAPH_EACH(m->g, id) {
         Op op = graph_node(m->g, id)->op;
-        if (op == OP_matmul) TRY(fuse_by_hand(m, &cache, id));
-        else if (op == OP_attention) TRY(simplify_attention(m, &cache, id));
+        if (op == OP_matmul)
+            TRY(fuse_by_hand(m, &cache, id));
+        else if (op == OP_attention)
+            TRY(simplify_attention(m, &cache, id));
     }
     return CODE_OK;
 }

@@ -1,8 +1,9 @@
 /* Masks whose values are known: which keys does each query see?
  *
- * A hard mask adds HARD_MASK (-2^127) or less where it hides a key. For |score| < 2^102 the sum is then below -2^126, so that,
- * in a row with a visible key, exp(sum - largest) is 0 in f32 just as if the key was not there. A row without one is another
- * matter: softmax gives each key its share, where a hidden key has none. So only `rows` lets a float mask become a bool one. */
+ * A hard mask adds HARD_MASK (-2^127) or less where it hides a key. For |score| < 2^102 the sum is then below -2^126,
+ * so that, in a row with a visible key, exp(sum - largest) is 0 in f32 just as if the key was not there. A row without
+ * one is another matter: softmax gives each key its share, where a hidden key has none. So only `rows` lets a float
+ * mask become a bool one. */
 #include "passes/attention_fusion.h"
 
 #include <string.h>
@@ -39,13 +40,16 @@ static void look_at_row(const Tensor *t, const char *row, bool inverted, int64_t
     for (int64_t key = 0; key < keys; key++) {
         const char *at = row + key * stride * (int64_t)size;
         float value;
-        if (t->dtype == DTYPE_BOOL) value = *(const uint8_t *)at;
-        else memcpy(&value, at, sizeof value);
+        if (t->dtype == DTYPE_BOOL)
+            value = *(const uint8_t *)at;
+        else
+            memcpy(&value, at, sizeof value);
         bool visible = is_visible(t->dtype, (double)value, inverted);
         any = any || visible;
         facts->visible = facts->visible && visible;
         facts->causal = facts->causal && visible == (key <= query);
-        if (t->dtype != DTYPE_BOOL && !visible && !((double)value <= HARD_MASK)) facts->hard = false; /* NaN isn't either */
+        if (t->dtype != DTYPE_BOOL && !visible && !((double)value <= HARD_MASK))
+            facts->hard = false; /* NaN isn't either */
     }
     facts->rows = facts->rows && any;
 }
@@ -57,7 +61,8 @@ static MaskFacts find_facts(const Match *m, ValueId mask, bool inverted, int64_t
     DType dtype = graph_value(g, mask)->dtype;
     if ((dtype != DTYPE_BOOL && dtype != DTYPE_F32) || S <= 0 || T <= 0) return unknown;
     if (mask_scalar(m, mask, &uniform)) {
-        bool visible = is_visible(dtype, uniform, inverted), hard = dtype != DTYPE_BOOL && (visible || uniform <= HARD_MASK);
+        bool visible = is_visible(dtype, uniform, inverted),
+             hard = dtype != DTYPE_BOOL && (visible || uniform <= HARD_MASK);
         return (MaskFacts){visible, visible && S == 1 && T == 1, visible, hard};
     }
     NodeId def = match_def(m, mask, OP_where);
@@ -72,7 +77,8 @@ static MaskFacts find_facts(const Match *m, ValueId mask, bool inverted, int64_t
     Tensor t = constant_tensor(c);
     if (!t.data || tensor_count(&t) == 0) return unknown;
 
-    bool full = t.rank >= 2 && t.shape[t.rank - 2] == S && t.shape[t.rank - 1] == T; /* else rows or keys are broadcast */
+    bool full =
+        t.rank >= 2 && t.shape[t.rank - 2] == S && t.shape[t.rank - 1] == T; /* else rows or keys are broadcast */
     MaskFacts facts = {true, full, true, dtype != DTYPE_BOOL};
     int64_t index[MAX_RANK] = {0};
     for (bool more = true; more;) {

@@ -1,4 +1,5 @@
-/* The scores of hand-written attention: product, scale and masks, in the forms that transformers and its ancestors write. */
+/* The scores of hand-written attention: product, scale and masks, in the forms that transformers and its ancestors
+ * write. */
 #include "passes/attention_fusion.h"
 
 #include <math.h>
@@ -12,15 +13,15 @@ static NodeId only_def(const Match *m, ValueId v) {
     return match_def(m, v, value_node(m->g, v)->op);
 }
 
-/* Operators that leave the numbers as they are: casts to the same type, copies, reshapes of the batch dimensions, the sum
- * with an empty mask (that it makes 0 of -0 is nothing to softmax). */
+/* Operators that leave the numbers as they are: casts to the same type, copies, reshapes of the batch dimensions, the
+ * sum with an empty mask (that it makes 0 of -0 is nothing to softmax). */
 static bool is_passive(const Match *m, const Node *node) {
     double c;
     if (node->op == OP_add && match_scalar(node, OP_add, &c)) return c == 0;
     const Value *in = graph_value(m->g, node->operands[0]), *out = graph_value(m->g, node->first_result);
     if (node->op == OP_cast || node->op == OP_contiguous) return in->dtype == out->dtype;
-    return node->op == OP_reshape && in->rank >= 2 && out->rank >= 2 && in->shape[in->rank - 1] == out->shape[out->rank - 1] &&
-           in->shape[in->rank - 2] == out->shape[out->rank - 2];
+    return node->op == OP_reshape && in->rank >= 2 && out->rank >= 2 &&
+           in->shape[in->rank - 1] == out->shape[out->rank - 1] && in->shape[in->rank - 2] == out->shape[out->rank - 2];
 }
 
 /* Does `v` come from a product by steps that scores_read follows? */
@@ -35,13 +36,9 @@ static bool leads_to_product(const Match *m, ValueId v, int adds) {
         case OP_add:
             if (node->n_operands < 2 || adds == 0) return false;
             return leads_to_product(m, node->operands[0], adds - 1) || leads_to_product(m, node->operands[1], adds - 1);
-        case OP_where:
-            v = node->operands[mask_scalar(m, node->operands[1], &ignored) ? 2 : 1];
-            break;
+        case OP_where: v = node->operands[mask_scalar(m, node->operands[1], &ignored) ? 2 : 1]; break;
         case OP_mul:
-        case OP_div:
-            v = node->operands[node->n_operands == 2 && mask_scalar(m, node->operands[0], &ignored)];
-            break;
+        case OP_div: v = node->operands[node->n_operands == 2 && mask_scalar(m, node->operands[0], &ignored)]; break;
         default:
             if (!is_passive(m, node)) return false;
             v = node->operands[0];
@@ -90,7 +87,8 @@ static bool read_mask(const Match *m, const Node *node, MaskStep *step, ValueId 
     for (;;) { /* where(not c, ..) */
         NodeId negation = match_def(m, step->value, OP_logical_not);
         if (negation == NODE_NONE) negation = match_def(m, step->value, OP_bitwise_not);
-        if (negation == NODE_NONE || graph_value(m->g, graph_node(m->g, negation)->operands[0])->dtype != DTYPE_BOOL) return true;
+        if (negation == NODE_NONE || graph_value(m->g, graph_node(m->g, negation)->operands[0])->dtype != DTYPE_BOOL)
+            return true;
         step->value = mask_unexpanded(m, graph_node(m->g, negation)->operands[0]);
         step->inverted = !step->inverted;
     }
@@ -105,15 +103,19 @@ static const char *read_step(const Match *m, NodeId id, Scores *s, bool *scaled,
     }
     if (node->op == OP_mul || node->op == OP_div) {
         *scaled = true;
-        return read_scale(m, node, &s->scale, next) && match_same_type(m, *next, v) ? NULL : "the scores are scaled by a tensor";
+        return read_scale(m, node, &s->scale, next) && match_same_type(m, *next, v)
+                   ? NULL
+                   : "the scores are scaled by a tensor";
     }
-    if ((node->op != OP_add && node->op != OP_where) || !leads_to_product(m, v, MAX_ADDS)) return "the scores are not a product with scale and mask";
+    if ((node->op != OP_add && node->op != OP_where) || !leads_to_product(m, v, MAX_ADDS))
+        return "the scores are not a product with scale and mask";
     if (*scaled) return "the mask is scaled with the scores";
     if (s->n_masks == sizeof s->masks / sizeof *s->masks) return "more than two masks";
     s->masks[1] = s->masks[0]; /* walking upwards: the one found last is applied first */
     memset(&s->masks[0], 0, sizeof s->masks[0]);
     s->n_masks++;
-    return read_mask(m, node, &s->masks[0], next) && match_same_type(m, *next, v) ? NULL : "the mask is of an unknown form";
+    return read_mask(m, node, &s->masks[0], next) && match_same_type(m, *next, v) ? NULL
+                                                                                  : "the mask is of an unknown form";
 }
 
 const char *scores_read(const Match *m, ValueId v, Scores *s, NodeId *softmax) {
@@ -123,7 +125,8 @@ const char *scores_read(const Match *m, ValueId v, Scores *s, NodeId *softmax) {
     for (;;) { /* down to the softmax, then down to the product */
         if (v >= m->n_values || graph_value(m->g, v)->forward != VALUE_NONE) return "values made by this pass";
         const Node *made = value_node(m->g, v);
-        if (*softmax == NODE_NONE && made->op != OP_softmax && (made->n_operands == 0 || !is_passive(m, made))) return "no softmax";
+        if (*softmax == NODE_NONE && made->op != OP_softmax && (made->n_operands == 0 || !is_passive(m, made)))
+            return "no softmax";
         if (made->op == OP_softmax && *softmax == NODE_NONE) {
             *softmax = graph_value(m->g, v)->def;
             if (node_int(made, ATTR_dim) != graph_value(m->g, v)->rank - 1) return "softmax is not over the keys";
@@ -148,7 +151,7 @@ const char *scores_read(const Match *m, ValueId v, Scores *s, NodeId *softmax) {
     }
 }
 
-/* --- masks ------------------------------------------------------------------------------------------------------------------ */
+/* --- masks -------------------------------------------------------------------------------------------------------- */
 /* A mask for scores [B*H, S, T] as one for [B, H, S, T]. */
 static Code mask_to_rank_4(Match *m, NodeId root, const Scores *s, MaskStep *step) {
     const Value *v = graph_value(m->g, step->value);
@@ -196,12 +199,14 @@ static Code where_mask(Match *m, NodeId root, const MaskStep *step, MaskFacts fa
     *mask = VALUE_NONE;
     *causal = facts.causal;
     if (facts.causal) return CODE_OK;
-    if (facts.rows || step->fill == -(double)INFINITY) { /* -inf hides as a bool mask does; so does less, but not a whole row */
+    if (facts.rows ||
+        step->fill == -(double)INFINITY) { /* -inf hides as a bool mask does; so does less, but not a whole row */
         *mask = step->value;
         if (!step->inverted) return CODE_OK;
         NodeId node;
         Type type = value_type(m->g, step->value);
-        TRY(graph_insert(m->pc->ctx, m->g, root, OP_logical_not, &step->value, 1, &type, 1, graph_node(m->g, root)->source, &node));
+        TRY(graph_insert(m->pc->ctx, m->g, root, OP_logical_not, &step->value, 1, &type, 1,
+                         graph_node(m->g, root)->source, &node));
         *mask = graph_node(m->g, node)->first_result;
         return CODE_OK;
     }
@@ -230,7 +235,8 @@ Code scores_mask(Match *m, MaskCache *cache, NodeId root, const Scores *s, Value
         steps[n++] = step;
     }
     if (n == 2 && !steps[0].is_where && !steps[1].is_where && !facts[0].hard && !facts[1].hard) {
-        *declined = "two masks are added, whose order rounds"; /* with a hard one, either sum is the other mask or hidden */
+        *declined =
+            "two masks are added, whose order rounds"; /* with a hard one, either sum is the other mask or hidden */
     }
     if (*declined || n == 0) return CODE_OK;
     for (uint32_t k = 0; k < n; k++) TRY(mask_to_rank_4(m, root, s, &steps[k]));
@@ -242,7 +248,8 @@ Code scores_mask(Match *m, MaskCache *cache, NodeId root, const Scores *s, Value
         return CODE_OK;
     }
     ValueId added[2] = {steps[0].value, steps[1].value}, hidden;
-    if (steps[0].is_where && steps[1].is_where) { /* where(d, where(c, s, fill), other) = s + where(d, where(c, 0, fill), other) */
+    if (steps[0].is_where &&
+        steps[1].is_where) { /* where(d, where(c, s, fill), other) = s + where(d, where(c, 0, fill), other) */
         ValueId zero, first;
         TRY(insert_full(m, root, 0, &zero));
         TRY(insert_full(m, root, steps[0].fill, &hidden));

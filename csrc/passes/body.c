@@ -30,12 +30,14 @@ int32_t body_append(Body *body, const Body *other, uint32_t max_steps) {
 
 bool body_add_node(Body *body, const Graph *g, const Node *node, const int32_t *srcs, uint32_t max_steps) {
     if (body->n_steps >= max_steps) return false;
-    step_from_node(node, graph_value(g, node->first_result)->dtype, srcs, node->n_operands, &body->steps[body->n_steps++]);
+    step_from_node(node, graph_value(g, node->first_result)->dtype, srcs, node->n_operands,
+                   &body->steps[body->n_steps++]);
     return true;
 }
 
 Code body_store(Match *m, NodeId node, const Body *body) {
     int64_t words[PROGRAM_MAX_STEPS * STEP_WORDS];
     for (uint32_t k = 0; k < body->n_steps; k++) step_encode(&body->steps[k], words + k * STEP_WORDS);
-    return attr_set_ints(m->pc->ctx, m->g, node_attr_mut(graph_node(m->g, node), ATTR_program), words, body->n_steps * STEP_WORDS);
+    return attr_set_ints(m->pc->ctx, m->g, node_attr_mut(graph_node(m->g, node), ATTR_program), words,
+                         body->n_steps * STEP_WORDS);
 }

@@ -13,7 +13,8 @@ typedef struct Body {
 
 /* Source number of value `v` as an input, added if need be; STEP_NONE if there is no room. */
 int32_t body_input(Body *body, ValueId v);
-/* Appends the steps of `other`, whose inputs may already be in `body`. Returns the source of its result; STEP_NONE: no room. */
+/* Appends the steps of `other`, whose inputs may already be in `body`. Returns the source of its result; STEP_NONE: no
+ * room. */
 int32_t body_append(Body *body, const Body *other, uint32_t max_steps);
 /* Appends the step of an elementwise node over the given sources. */
 bool body_add_node(Body *body, const Graph *g, const Node *node, const int32_t *srcs, uint32_t max_steps);

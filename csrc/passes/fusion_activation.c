@@ -42,8 +42,8 @@ static bool is_cube(const Match *m, ValueId v, ValueId x) {
     const ValueId *ops = graph_node(m->g, id)->operands;
     if (ops[0] != x && ops[1] != x) return false;
     NodeId square = match_only(m, ops[0] == x ? ops[1] : ops[0], OP_mul);
-    return square != NODE_NONE && match_two(graph_node(m->g, square), OP_mul) && graph_node(m->g, square)->operands[0] == x &&
-           graph_node(m->g, square)->operands[1] == x;
+    return square != NODE_NONE && match_two(graph_node(m->g, square), OP_mul) &&
+           graph_node(m->g, square)->operands[0] == x && graph_node(m->g, square)->operands[1] == x;
 }
 
 /* sqrt(2 / pi) * x * (1 + 0.044715 * x * x), as Bloom has it */
@@ -69,8 +69,8 @@ static bool is_tanh_product(const Match *m, ValueId inner, ValueId x) {
 static bool is_tanh_argument(const Match *m, ValueId inner, ValueId x) {
     ValueId sum, term, cube;
     if (is_tanh_product(m, inner, x)) return true;
-    return scaled(m, inner, 0.7978845608028654, &sum) && sum_with(m, sum, x, &term) && scaled(m, term, 0.044715, &cube) &&
-           is_cube(m, cube, x);
+    return scaled(m, inner, 0.7978845608028654, &sum) && sum_with(m, sum, x, &term) &&
+           scaled(m, term, 0.044715, &cube) && is_cube(m, cube, x);
 }
 
 /* `v` as 1 + tanh(..) or 1 + erf(..) of x. */
@@ -134,7 +134,8 @@ Code fuse_activations(Match *m) {
         if (is_gelu(m, root, &x, &tanh_form) && match_same_type(m, x, root->first_result)) {
             TRY(match_replace(m, id, OP_gelu, &x, 1, &fused));
             node_attr_mut(graph_node(m->g, fused), ATTR_approximate)->i = tanh_form;
-            TRY(remark_add(m->pc, "operator_fusion", graph_node(m->g, fused)->source, "matched: gelu (%s)", tanh_form ? "tanh" : "erf"));
+            TRY(remark_add(m->pc, "operator_fusion", graph_node(m->g, fused)->source, "matched: gelu (%s)",
+                           tanh_form ? "tanh" : "erf"));
         } else if (is_silu(m, root, &x) && match_same_type(m, x, root->first_result)) {
             TRY(match_replace(m, id, OP_silu, &x, 1, &fused));
             TRY(remark_add(m->pc, "operator_fusion", graph_node(m->g, fused)->source, "matched: silu"));

@@ -1,5 +1,5 @@
-/* Chains and small DAGs of elementwise operators become one program: each intermediate stays in cache. Every step rounds as
- * its operator alone would, so the result is the same to the bit. */
+/* Chains and small DAGs of elementwise operators become one program: each intermediate stays in cache. Every step
+ * rounds as its operator alone would, so the result is the same to the bit. */
 #include "passes/body.h"
 #include "passes/fusion.h"
 
@@ -73,7 +73,8 @@ Code fuse_elementwise(Match *m) {
             NodeId fused;
             TRY(match_replace(m, id, OP_elementwise, bodies[id]->inputs, bodies[id]->n_inputs, &fused));
             TRY(body_store(m, fused, bodies[id]));
-            TRY(remark_add(m->pc, "operator_fusion", graph_node(g, fused)->source, "matched: chain of %u elementwise", bodies[id]->n_steps));
+            TRY(remark_add(m->pc, "operator_fusion", graph_node(g, fused)->source, "matched: chain of %u elementwise",
+                           bodies[id]->n_steps));
         }
     }
     return CODE_OK;

@@ -1,4 +1,5 @@
-/* Elementwise operators after a contraction run on its tile while that is in cache: activation, scale, residual, gate. */
+/* Elementwise operators after a contraction run on its tile while that is in cache: activation, scale, residual, gate.
+ */
 #include "passes/body.h"
 #include "passes/fusion.h"
 
@@ -53,11 +54,12 @@ static Code grow_epilogue(Match *m, NodeId contraction) {
     TRY(match_replace(m, last, op, operands, count, &fused));
     graph_kill(g, contraction);
     TRY(body_store(m, fused, &body));
-    return remark_add(m->pc, "operator_fusion", graph_node(g, fused)->source, "matched: %s + %u elementwise", op_info(op)->name, body.n_steps);
+    return remark_add(m->pc, "operator_fusion", graph_node(g, fused)->source, "matched: %s + %u elementwise",
+                      op_info(op)->name, body.n_steps);
 }
 
 Code fuse_epilogues(Match *m) {
     GRAPH_EACH(m->g, id)
-        if (op_is(graph_node(m->g, id)->op, CONTRACTION)) TRY(grow_epilogue(m, id));
+    if (op_is(graph_node(m->g, id)->op, CONTRACTION)) TRY(grow_epilogue(m, id));
     return CODE_OK;
 }

@@ -1,4 +1,5 @@
-/* A matmul with a matrix becomes `linear` (whose weights can be packed); a bias that is added to it becomes its operand. */
+/* A matmul with a matrix becomes `linear` (whose weights can be packed); a bias that is added to it becomes its
+ * operand. */
 #include "passes/fusion.h"
 
 /* The matrix [K, N] as [N, K]: for a constant another view of its memory, else a permute before the product. */
@@ -28,7 +29,8 @@ static Code transposed(Match *m, ValueId matrix, NodeId before, ValueId *out) {
     return CODE_OK;
 }
 
-/* The right operand of a matmul as a matrix [K, N], seen through an expand over batch dimensions; VALUE_NONE if it is none. */
+/* The right operand of a matmul as a matrix [K, N], seen through an expand over batch dimensions; VALUE_NONE if it is
+ * none. */
 static ValueId as_matrix(const Match *m, ValueId v) {
     const Value *wide = graph_value(m->g, v);
     int64_t rows = wide->shape[wide->rank - 2], columns = wide->shape[wide->rank - 1];
@@ -38,7 +40,8 @@ static ValueId as_matrix(const Match *m, ValueId v) {
     const Value *value = graph_value(m->g, v);
     if (reshape != NODE_NONE && value->rank > 2) { /* [K, N] -> [1, .., K, N] */
         const Value *inner = graph_value(m->g, graph_node(m->g, reshape)->operands[0]);
-        if (inner->rank == 2 && inner->shape[0] == rows && inner->shape[1] == columns) return graph_node(m->g, reshape)->operands[0];
+        if (inner->rank == 2 && inner->shape[0] == rows && inner->shape[1] == columns)
+            return graph_node(m->g, reshape)->operands[0];
     }
     return value->rank == 2 && value->shape[0] == rows && value->shape[1] == columns ? v : VALUE_NONE;
 }
@@ -60,7 +63,8 @@ static Code to_linear(Match *m, NodeId id) {
     ValueId operands[2] = {x, w};
     NodeId linear;
     TRY(match_replace(m, id, OP_linear, operands, 2, &linear));
-    return remark_add(m->pc, "operator_fusion", graph_node(m->g, linear)->source, "matched: matmul with weights as linear");
+    return remark_add(m->pc, "operator_fusion", graph_node(m->g, linear)->source,
+                      "matched: matmul with weights as linear");
 }
 
 /* add(linear(x, w), b) with b one an output. Adding it in registers is the f32 sum that eager's addmm makes. */
@@ -74,7 +78,9 @@ static Code take_bias(Match *m, NodeId id) {
         const Node *product = graph_node(m->g, linear);
         const Value *b = graph_value(m->g, bias), *out = graph_value(m->g, node->first_result);
         bool has_bias = product->n_operands > 2 && product->operands[2] != VALUE_NONE;
-        if (has_bias || node_attr(product, ATTR_program)->ints.count || b->rank != 1 || b->shape[0] != out->shape[out->rank - 1]) continue;
+        if (has_bias || node_attr(product, ATTR_program)->ints.count || b->rank != 1 ||
+            b->shape[0] != out->shape[out->rank - 1])
+            continue;
         ValueId operands[3] = {product->operands[0], product->operands[1], bias};
         NodeId fused;
         TRY(match_replace(m, id, OP_linear, operands, 3, &fused));
@@ -91,7 +97,7 @@ static Code take_biases(Match *m) {
 
 Code fuse_linears(Match *m) {
     GRAPH_EACH(m->g, id)
-        if (graph_node(m->g, id)->op == OP_matmul) TRY(to_linear(m, id));
+    if (graph_node(m->g, id)->op == OP_matmul) TRY(to_linear(m, id));
     /* the products are new nodes, whose uses are not known yet */
     TRY(graph_compact(m->pc->ctx, m->g));
     return match_run(m->pc, m->g, take_biases);

@@ -1,7 +1,7 @@
 /* Hand-written norms, and the residual sum before a norm. */
 #include "passes/fusion.h"
 
-/* --- x * rsqrt(mean(x * x) + eps) [* w], and the same of x - mean(x) [+ b] ---------------------------------------------------------------------------------- */
+/* --- x * rsqrt(mean(x * x) + eps) [* w], and the same of x - mean(x) [+ b] ---------------------------------------- */
 static bool is_square(const Match *m, ValueId v, ValueId x) {
     double two;
     NodeId id = match_only(m, v, OP_pow);
@@ -34,7 +34,8 @@ static bool is_normalised(const Match *m, const Node *root, ValueId *x, ValueId 
 
 static bool is_mean_square(const Match *m, ValueId v, ValueId x) {
     NodeId id = match_only(m, v, OP_mean);
-    return id != NODE_NONE && match_last_dim(m, graph_node(m->g, id), x) && is_square(m, graph_node(m->g, id)->operands[0], x);
+    return id != NODE_NONE && match_last_dim(m, graph_node(m->g, id), x) &&
+           is_square(m, graph_node(m->g, id)->operands[0], x);
 }
 
 /* `v` as x - mean(x). */
@@ -70,20 +71,28 @@ Code fuse_norms(Match *m) {
         const Node *root = graph_node(m->g, id);
         ValueId operands[3] = {VALUE_NONE, VALUE_NONE, VALUE_NONE}, x, centred, variance;
         double eps;
-        if ((root->op != OP_mul && root->op != OP_div) || graph_value(m->g, root->first_result)->dtype != DTYPE_F32) continue;
+        if ((root->op != OP_mul && root->op != OP_div) || graph_value(m->g, root->first_result)->dtype != DTYPE_F32)
+            continue;
         if (!is_normalised(m, root, &x, &variance, &eps) || !match_same_type(m, x, root->first_result)) continue;
         bool squares = is_mean_square(m, variance, x), layer = is_centred(m, x, &centred);
-        if (layer && (squares || is_variance(m, variance, centred))) x = centred;
-        else if (squares) layer = false;
-        else continue;
+        if (layer && (squares || is_variance(m, variance, centred)))
+            x = centred;
+        else if (squares)
+            layer = false;
+        else
+            continue;
 
         Op op = layer ? OP_layer_norm : OP_rms_norm;
         NodeId last = id, next, fused;
-        if ((next = vector_use(m, root->first_result, OP_mul, &operands[1])) != NODE_NONE) last = next;
-        else operands[1] = VALUE_NONE;
+        if ((next = vector_use(m, root->first_result, OP_mul, &operands[1])) != NODE_NONE)
+            last = next;
+        else
+            operands[1] = VALUE_NONE;
         next = layer ? vector_use(m, graph_node(m->g, last)->first_result, OP_add, &operands[2]) : NODE_NONE;
-        if (next != NODE_NONE) last = next;
-        else operands[2] = VALUE_NONE;
+        if (next != NODE_NONE)
+            last = next;
+        else
+            operands[2] = VALUE_NONE;
         operands[0] = x;
         uint32_t count = operands[2] != VALUE_NONE ? 3 : operands[1] != VALUE_NONE ? 2 : 1;
         TRY(match_replace(m, last, op, operands, count, &fused)); /* what computed it has no use left */
@@ -95,7 +104,7 @@ Code fuse_norms(Match *m) {
     return CODE_OK;
 }
 
-/* --- norm(a + b) ------------------------------------------------------------------------------------------------------------- */
+/* --- norm(a + b) -------------------------------------------------------------------------------------------------- */
 /* All uses of the sum stand at or after the norm, where its second result can serve them. */
 static bool sum_can_wait(const Match *m, ValueId sum, NodeId norm) {
     for (uint32_t u = m->uses.start[sum]; u < m->uses.start[sum + 1]; u++)

@@ -1,5 +1,5 @@
-/* Reshapes around linear layers: torch's addmm wants matrices, so models flatten before it and unflatten after. `linear` takes any
- * rank; without the reshapes its neighbours can join it. */
+/* Reshapes around linear layers: torch's addmm wants matrices, so models flatten before it and unflatten after.
+ * `linear` takes any rank; without the reshapes its neighbours can join it. */
 #include "passes/fusion.h"
 
 #include <string.h>
@@ -37,13 +37,15 @@ static Code lift_reshape(Match *m, NodeId id) {
     const Value *out = graph_value(g, graph_node(g, id)->first_result), *flat = graph_value(g, node->first_result);
     if (!out->rank || out->shape[out->rank - 1] != flat->shape[flat->rank - 1]) return CODE_OK;
     uint32_t count = node->n_operands;
-    ValueId operands[3] = {graph_resolve(g, node->operands[0]), node->operands[1], count > 2 ? node->operands[2] : VALUE_NONE};
+    ValueId operands[3] = {graph_resolve(g, node->operands[0]), node->operands[1],
+                           count > 2 ? node->operands[2] : VALUE_NONE};
     int64_t shape[MAX_RANK], rows = 1;
     unsigned rank = out->rank;
     for (unsigned d = 0; d + 1 < rank; d++) rows *= shape[d] = out->shape[d];
     const Value *x = graph_value(g, operands[0]);
     shape[rank - 1] = x->shape[x->rank - 1];
-    for (unsigned d = 0; d + 1 < x->rank; d++) rows = x->shape[d] ? rows / x->shape[d] : 0; /* 1, unless something is empty */
+    for (unsigned d = 0; d + 1 < x->rank; d++)
+        rows = x->shape[d] ? rows / x->shape[d] : 0; /* 1, unless something is empty */
     if (rows != 1) return CODE_OK;
     TRY(reshaped(m, id, operands[0], shape, rank, &operands[0]));
     TRY(match_replace(m, id, OP_linear, operands, count, &lifted));

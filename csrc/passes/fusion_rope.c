@@ -42,7 +42,8 @@ static ValueId unstacked(const Match *m, ValueId v) {
     if (reshape == NODE_NONE || value->rank < 2 || value->shape[value->rank - 1] != 1) return VALUE_NONE;
     ValueId x = graph_node(m->g, reshape)->operands[0];
     const Value *in = graph_value(m->g, x);
-    return in->rank + 1 == value->rank && !memcmp(in->shape, value->shape, in->rank * sizeof *in->shape) ? x : VALUE_NONE;
+    return in->rank + 1 == value->rank && !memcmp(in->shape, value->shape, in->rank * sizeof *in->shape) ? x
+                                                                                                         : VALUE_NONE;
 }
 
 /* `v` is cat(-second half of x, first half of x), or stack(-odd elements, even elements) flattened. */
@@ -100,7 +101,8 @@ Code fuse_rope(Match *m) {
         if (!is_rope(m, root, operands, &interleaved) || !match_same_type(m, operands[0], root->first_result)) continue;
         TRY(match_replace(m, id, OP_rope, operands, 3, &fused));
         node_attr_mut(graph_node(m->g, fused), ATTR_interleaved)->i = interleaved;
-        TRY(remark_add(m->pc, "operator_fusion", graph_node(m->g, fused)->source, "matched: rope%s", interleaved ? " of pairs" : ""));
+        TRY(remark_add(m->pc, "operator_fusion", graph_node(m->g, fused)->source, "matched: rope%s",
+                       interleaved ? " of pairs" : ""));
     }
     return CODE_OK;
 }

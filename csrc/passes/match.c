@@ -7,7 +7,8 @@ Code match_run(PassContext *pc, Graph *g, FusionFn fusion) {
     Arena scratch;
     arena_init(&scratch);
     Match m = {.pc = pc, .g = g, .scratch = &scratch, .n_values = g->n_values};
-    GRAPH_EACH(g, id) m.effects = m.effects || (graph_node(g, id)->op == OP_host && node_int(graph_node(g, id), ATTR_effect));
+    GRAPH_EACH(g, id)
+    m.effects = m.effects || (graph_node(g, id)->op == OP_host && node_int(graph_node(g, id), ATTR_effect));
     Code code = graph_uses(pc->ctx, g, &scratch, &m.uses);
     if (code == CODE_OK) code = fusion(&m);
     if (code == CODE_OK) code = pass_dce(pc, g); /* what lost its uses would still count as a user of others */
@@ -55,7 +56,8 @@ Code match_replace(Match *m, NodeId root, Op op, const ValueId *operands, size_t
     Graph *g = m->g;
     ValueId old = graph_node(g, root)->first_result;
     Type types[2] = {value_type(g, old), value_type(g, old)};
-    TRY(graph_insert(m->pc->ctx, g, root, op, operands, n_operands, types, op_info(op)->results, graph_node(g, root)->source, out));
+    TRY(graph_insert(m->pc->ctx, g, root, op, operands, n_operands, types, op_info(op)->results,
+                     graph_node(g, root)->source, out));
     graph_replace(g, old, graph_node(g, *out)->first_result);
     graph_kill(g, root);
     return CODE_OK;

@@ -4,15 +4,15 @@
 
 #include "passes/passes.h"
 
-/* A compacted graph (node ids are positions) with its uses. Values and nodes made since have no uses recorded: they match
- * nothing. */
+/* A compacted graph (node ids are positions) with its uses. Values and nodes made since have no uses recorded: they
+ * match nothing. */
 typedef struct Match {
     PassContext *pc;
     Graph *g;
     Arena *scratch; /* dropped when the fusion is done */
     Uses uses;
     uint32_t n_values;
-    bool effects;   /* there are host calls that may write memory: then a copy is a copy */
+    bool effects; /* there are host calls that may write memory: then a copy is a copy */
 } Match;
 
 /* Runs `fusion` on the compacted graph, drops what it left unused and compacts again. */
@@ -28,7 +28,7 @@ bool match_one_use(const Match *m, ValueId v);
 bool match_scalar(const Node *node, Op op, double *scalar);
 /* op(a, b) with two operands. */
 bool match_two(const Node *node, Op op);
-bool match_near(double a, double b);         /* equal to about f32 precision */
+bool match_near(double a, double b); /* equal to about f32 precision */
 bool match_same_type(const Match *m, ValueId a, ValueId b);
 bool match_last_dim(const Match *m, const Node *reduce, ValueId x); /* reduces the last dimension of x, keeping it */
 

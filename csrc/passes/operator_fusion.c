@@ -4,7 +4,7 @@
  * keeps     every f32 result but for the rounding of norms, and of a bias that is added while still in registers
  * breaks    nothing; intermediate values that others use stay
  *
- * `alpha` sets how far it goes, by classes, each level adding to the one below, so that the node count never rises with it:
+ * `alpha` sets how far it goes, by classes. Each level adds to the one below: the node count never rises with it.
  *   > 0    hand-written activations and norms become operators
  *   >= 0.2 matmul with a matrix of weights and its bias become `linear`, of the rank of its neighbours
  *   >= 0.4 rotary embedding becomes `rope`
@@ -21,7 +21,7 @@ typedef struct Level {
 
 Code pass_operator_fusion(PassContext *pc, Graph *g) {
     const Level levels[] = {
-        {1e-9, fuse_activations}, {1e-9, fuse_norms},     {0.2, fuse_linears},   {0.2, fuse_reshapes},
+        {1e-9, fuse_activations}, {1e-9, fuse_norms},    {0.2, fuse_linears},   {0.2, fuse_reshapes},
         {0.4, fuse_rope},         {0.6, fuse_epilogues}, {0.8, fuse_residuals}, {1.0, fuse_elementwise},
     };
     TRY(graph_compact(pc->ctx, g));
