@@ -20,8 +20,8 @@ class OpInfo(TypedDict):
 
 class HostResult:
     """Not a class at run time: a host callback returns, for each result, either `(data_ptr, strides, keepalive)` for a
-    tensor result or the object itself for an opaque one (shape and dtype are those of the graph's value). The memory must be
-    row major and not be that of an argument; `keepalive` owns it and is dropped after the result's last use."""
+    tensor result or the object itself for an opaque one (shape and dtype are those of the graph's value). The
+    memory must be row major and not be that of an argument; `keepalive` owns it and is dropped after the last use."""
 
 def ops() -> list[OpInfo]: ...
 def dtypes() -> list[tuple[str, int, str]]: ...  # (name, bytes, class), index = wire number
@@ -50,7 +50,9 @@ def compile(
     keepalive: object = None,  # owners of the constants' memory, held as long as the program
     fail_allocation: int = 0,  # for tests: the Nth allocation fails with MemoryError
 ) -> Program: ...
-def optimize_text(text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0) -> str: ...
+def optimize_text(
+    text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0
+) -> str: ...
 
 class Program:
     def run(
@@ -59,12 +61,14 @@ class Program:
         outputs: Sequence[int],  # int address for each graph output; 0 for opaque ones
         host: Callable[[int, list[Any]], Sequence[Any]] | None = None,
     ) -> list[Any] | None:
-        """Runs once, GIL released but in `host`. The caller keeps all memory alive. `host(callee, args)`: args are DLPack
-        capsules for tensors (valid during the call only), the objects themselves for opaque operands, None for absent ones.
-        Returns the opaque outputs in output order (None in the others' places), or None if there are none."""
+        """Runs once, GIL released but in `host`. The caller keeps all memory alive. `host(callee, args)`: args are
+        DLPack capsules for tensors (valid during the call only), the objects themselves for opaque operands, None for
+        absent ones. Returns the opaque outputs in output order (None in the others' places), or None if there are
+        none."""
     def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
-    def report(self) -> dict[str, Any]: ...
-    """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms, alloc_ms,
-    schedule_ms, pack_ms, nodes_table, nodes_final (executed instructions), alpha, remarks [{pass, text, source, count}],
-    buffers {virtual, physical, rho, arena_bytes, lower_bound_bytes}, transitions {before, after}, placement {device: count},
-    packed_bytes, arena_bytes {device: bytes}, instructions {op name: count}."""
+    def report(self) -> dict[str, Any]:
+        """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms,
+        alloc_ms, schedule_ms, pack_ms, nodes_table, nodes_final (executed instructions), alpha,
+        remarks [{pass, text, source, count}], buffers {virtual, physical, rho, arena_bytes, lower_bound_bytes},
+        transitions {before, after}, placement {device: count}, packed_bytes, arena_bytes {device: bytes},
+        instructions {op name: count}."""

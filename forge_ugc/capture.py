@@ -6,7 +6,9 @@ nothing else. `capture_export` (torch.export, strict=False) is the reference imp
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import logging
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -154,18 +156,45 @@ def capture_export(
     args, kwargs = signature.canonical(args, kwargs)
     rng = torch.get_rng_state()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _named_frames(model), _quiet():
             program = torch.export.export(
                 watch.module, args, kwargs, strict=False, dynamic_shapes=signature.dynamic_shapes(dynamic_shapes)
             )
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         raise explain_export_failure(error) from error
     finally:
         torch.set_rng_state(rng)
     owner = model if isinstance(model, torch.nn.Module) else watch.module
     return _Reader(program, signature, owner, watch.prefix).read(watch)
+
+
+@contextlib.contextmanager
+def _named_frames(model: Any) -> Iterator[None]:
+    """Lets stack traces of nodes show the frames of a plain function: torch keeps only those called `forward`."""
+    anchors = getattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", None)
+    code = getattr(model, "__code__", None)
+    if anchors is None or code is None or (code.co_filename, code.co_name) in anchors:
+        yield
+        return
+    anchors.add((code.co_filename, code.co_name))
+    try:
+        yield
+    finally:
+        anchors.discard((code.co_filename, code.co_name))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging what the exception says already."""
+    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def _mutates(graph_module: torch.fx.GraphModule) -> bool:
@@ -288,7 +317,7 @@ def _guards(program: torch.export.ExportedProgram) -> list[tuple[Any, int | None
     def bound(value: Any) -> int | None:
         try:
             return int(value)
-        except (TypeError, ValueError, OverflowError):
-            return None  # infinity
+        except Exception:
+            return None  # one of sympy's infinities
 
     return [(symbol, bound(rng.lower), bound(rng.upper)) for symbol, rng in program.range_constraints.items()]

@@ -43,8 +43,8 @@ class Options:
 class Plan:
     """A program for one set of shapes."""
 
-    def __init__(self, captured: Captured, symbols: Symbols, options: Options) -> None:
-        self.lowered: Lowered = lower(captured, symbols, options.strict)
+    def __init__(self, options: Options, lowered: Lowered) -> None:
+        self.lowered = lowered
         self.program = self.compile(options)
         self.sources = self.lowered.inputs
         plan = self.lowered.plan
@@ -54,6 +54,21 @@ class Plan:
         self.plain = [Fresh(i) for i in range(len(plan.user))] == plan.user and len(plan.user) == len(plan.values)
         hosts = self.lowered.hosts
         self.host = (lambda callee, args: hosts[callee](args)) if hosts else None
+
+    def gather(self, leaves: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """Addresses (or objects) for the program's inputs, and the tensors that own the memory."""
+        inputs: list[Any] = []
+        keep: list[torch.Tensor] = []
+        for source, opaque in self.sources:
+            t = leaves[source] if type(source) is int else source.tensor()  # type: ignore[union-attr]
+            if opaque:
+                inputs.append(t)
+                continue
+            if not t.is_contiguous() or t.is_neg() or t.is_conj():
+                t = t.detach().resolve_neg().resolve_conj().contiguous()
+            keep.append(t)
+            inputs.append(t.data_ptr())
+        return inputs, keep
 
     def compile(self, options: Options, **changes: Any) -> Any:
         settings: dict[str, Any] = {
@@ -92,7 +107,7 @@ class CompiledModel:
         self._watcher = Watcher(list(slots.values()))
         self._example_shapes = self._key(example)
         symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
-        self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: Plan(captured, symbols, options)})
+        self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: self._make_plan(symbols)})
         self._pack = _packer(captured.out_spec)
 
     def _read_inputs(self, captured: Captured) -> None:
@@ -147,17 +162,7 @@ class CompiledModel:
         containers = self._captured.containers
         found = containers.collect(self._signature, values) if containers is not None else []
 
-        keep: list[torch.Tensor] = []
-        inputs: list[Any] = []
-        for source, opaque in plan.sources:
-            t = leaves[source] if type(source) is int else source.tensor()
-            if opaque:
-                inputs.append(t)
-                continue
-            if not t.is_contiguous() or t.is_neg() or t.is_conj():
-                t = t.detach().resolve_neg().resolve_conj().contiguous()
-            keep.append(t)
-            inputs.append(t.data_ptr())
+        inputs, keep = plan.gather(leaves)
         if not plan.any_opaque:
             results: list[Any] = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in plan.out_types]
             plan.program.run(inputs, [t.data_ptr() for t in results], plan.host)
@@ -213,12 +218,15 @@ class CompiledModel:
             plan = self._plans.get(key)
             if plan is None:
                 symbols = self._symbolic.solve(leaves) if self._symbolic.dynamic else Symbols()
-                plan = self._plans[key] = Plan(self._captured, symbols, self._options)
+                plan = self._plans[key] = self._make_plan(symbols)
                 while len(self._plans) > _CACHE:
                     self._plans.popitem(last=False)
             elif len(self._plans) > 1:
                 self._plans.move_to_end(key)
             return plan
+
+    def _make_plan(self, symbols: Symbols) -> Plan:
+        return Plan(self._options, lower(self._captured, symbols, self._options.strict))
 
     def _key(self, leaves: list[Any]) -> Any:
         if not self._symbolic.dynamic:
@@ -258,7 +266,7 @@ class CompiledModel:
             keys = list(self._plans)
             self._plans = OrderedDict()
             if not self._symbolic.dynamic or not keys:
-                self._plans[None] = Plan(self._captured, Symbols(), self._options)
+                self._plans[None] = self._make_plan(Symbols())
 
     # --- looking inside -----------------------------------------------------------------------------------------------
 

@@ -37,11 +37,13 @@ def source_of(stack_trace: str | None) -> str:
 
 
 def user_frame(stack_trace: str | None) -> tuple[str, int, str, str] | None:
-    """(file, line, function, code) of the innermost frame outside torch and this package (of torch's if all are)."""
+    """(file, line, function, code) of the innermost frame outside torch (of torch's if all are its)."""
     last = None
     for match in _FRAME.finditer(stack_trace or ""):
         frame = (match["file"], int(match["line"]), match["function"], (match["code"] or "").strip())
-        outside = not frame[0].startswith((_TORCH_DIR, _OWN_DIR))
+        if frame[0].startswith(_OWN_DIR):
+            continue
+        outside = not frame[0].startswith(_TORCH_DIR)
         if outside or last is None or not last[0]:
             last = (outside, frame)
     return last[1] if last else None

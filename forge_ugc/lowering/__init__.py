@@ -7,7 +7,7 @@ files, a decomposition whose parts all have rules, or a `host` node that calls t
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
 from .registry import RULES, Decline
 
-__all__ = ["Lowered", "lower", "creation", "elementwise", "index", "matmul", "norm", "reduce", "views"]
+__all__ = ["Lowered", "lower", "lower_all", "creation", "elementwise", "index", "matmul", "norm", "reduce", "views"]
 
 aten = torch.ops.aten
 _DROP = {
@@ -56,11 +56,26 @@ class Lowered:
     hosts: list[HostCall]
     plan: OutputPlan
     fallbacks: list[Fallback] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)  # of each output of the table
 
 
 def lower(captured: Captured, symbols: Symbols, strict: bool = False) -> Lowered:
     """Builds the table for the sizes that `symbols` holds. FallbackError with `strict` if anything needs torch."""
     return _Lowering(captured, symbols).run(strict)
+
+
+def lower_all(captured: Captured, symbols: Symbols) -> tuple[Lowered, list[Node]]:
+    """As `lower`, but every node's tensors are outputs of the table; also the node of each output."""
+    lowering = _Lowering(captured, symbols)
+    lowered = lowering.run(False)
+    pairs = [
+        (node, value)
+        for node, known in zip(captured.nodes, lowering.env)
+        if node.kind is Kind.CALL and node.target is not operator.getitem
+        for value in _values(known)
+        if value.dtype != OBJECT
+    ]
+    return replace(lowered, table=lowering.b.finish([v for _, v in pairs]), values=[v for _, v in pairs]), [n for n, _ in pairs]
 
 
 class _Lowering:
@@ -87,7 +102,7 @@ class _Lowering:
             raise FallbackError(f"strict=True, and these operators would run through torch:\n{text}", rows)
         plan = plan_outputs(self.captured, self.env, self.symbols)
         table = self.b.finish(plan.values)
-        return Lowered(table, self.inputs, self.hosts, plan, list(self.fallbacks.values()))
+        return Lowered(table, self.inputs, self.hosts, plan, list(self.fallbacks.values()), plan.values)
 
     # --- placeholders -----------------------------------------------------------------------------------------------
 

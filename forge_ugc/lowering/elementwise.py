@@ -71,6 +71,47 @@ def _frac(b: Emitter, x: Value) -> Value:
     return b.sub(x, b.unary("trunc", x))
 
 
+def _inverse_hyperbolic(*names: str) -> Any:
+    """Float functions in f32 or f64, whatever the operand."""
+
+    def wrap(function: Any) -> Any:
+        def rule(b: Emitter, x: Value) -> Value:
+            dtype = float_type(x.dtype)
+            return b.cast(function(b, b.opmath(b.cast(x, dtype))), dtype)
+
+        lowers(*names)(rule)
+        return function
+
+    return wrap
+
+
+def _large(b: Emitter, x: Value, small: Value) -> Value:
+    """log(2 x) where x is too large to be squared."""
+    return b.where(b.binary("gt", x, 1e15), b.add(b.unary("log", x), math.log(2.0)), small)
+
+
+@_inverse_hyperbolic("asinh", "arcsinh")
+def _asinh(b: Emitter, x: Value) -> Value:
+    size = b.unary("abs", x)
+    root = b.unary("sqrt", b.add(b.mul(size, size), 1.0))
+    inner = b.add(size, b.div(b.mul(size, size), b.add(root, 1.0)))
+    positive = _large(b, size, b.unary("log1p", inner))
+    return b.where(b.binary("lt", x, 0), b.unary("neg", positive), b.where(b.binary("eq", x, 0), x, positive))
+
+
+@_inverse_hyperbolic("acosh", "arccosh")
+def _acosh(b: Emitter, x: Value) -> Value:
+    above = b.sub(x, 1.0)
+    root = b.unary("sqrt", b.mul(above, b.add(above, 2.0)))
+    inside = b.where(b.binary("lt", x, 1.0), math.nan, b.unary("log1p", b.add(above, root)))
+    return _large(b, x, inside)
+
+
+@_inverse_hyperbolic("atanh", "arctanh")
+def _atanh(b: Emitter, x: Value) -> Value:
+    return b.mul(b.unary("log1p", b.div(b.mul(x, 2.0), b.sub(1.0, x))), 0.5)
+
+
 @lowers("deg2rad")
 def _deg2rad(b: Emitter, x: Value) -> Value:
     return b.mul(x, math.pi / 180.0)

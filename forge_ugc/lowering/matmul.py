@@ -62,19 +62,32 @@ def _addmm(b: Emitter, x: Value, m1: Value, m2: Value, *, beta: Any = 1, alpha: 
         product = b.reshape(b.matmul(m1, b.reshape(m2, [*m2.shape, 1])), b.out[0].shape)
     else:
         product = b.matmul(m1, m2)
+    return _blend(b, x, product, beta, alpha)
+
+
+def _blend(b: Emitter, x: Value, product: Value, beta: Any, alpha: Any) -> Value:
+    """beta * x + alpha * product in the product's dtype; beta 0 does not read x."""
+    dtype = product.dtype
     if alpha != 1:
-        product = b.mul(product, alpha)
+        product = b.binary("mul", product, alpha, dtype)
     if beta == 0:
-        return product
-    return b.add(product, x if beta == 1 else b.mul(x, beta))
+        return b.expand(product, b.out[0].shape)
+    return b.add(product, x if beta == 1 else b.binary("mul", x, beta, dtype))
+
+
+@lowers("addbmm")
+def _addbmm(b: Emitter, x: Value, m1: Value, m2: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    _same_type(x, m1, m2)
+    # the sum over batches is one product along the joined inner dimension
+    n, rows, inner = m1.shape
+    left = b.reshape(b.permute(m1, [1, 0, 2]), [rows, n * inner])
+    return _blend(b, x, b.matmul(left, b.reshape(m2, [n * inner, m2.shape[2]])), beta, alpha)
 
 
 @lowers("addr")
 def _addr(b: Emitter, x: Value, v1: Value, v2: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     _same_type(x, v1, v2)
-    product = b.mul(b.reshape(v1, [*v1.shape, 1]), v2)
-    product = product if alpha == 1 else b.mul(product, alpha)
-    return product if beta == 0 else b.add(product, x if beta == 1 else b.mul(x, beta))
+    return _blend(b, x, b.mul(b.reshape(v1, [*v1.shape, 1]), v2), beta, alpha)
 
 
 # --- convolution --------------------------------------------------------------------------------------------------------

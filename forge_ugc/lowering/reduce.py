@@ -80,8 +80,8 @@ def _count_nonzero(b: Emitter, x: Value, dim: Any = None) -> Value:
 
 
 def _variance(b: Emitter, x: Value, dim: Any, keepdim: bool, correction: float) -> Value:
-    if not x.shape or is_integral(x.dtype):
-        raise Decline("0-d")
+    if is_integral(x.dtype):
+        raise Decline("integer operand")
     dims = [dim] if isinstance(dim, int) else dim
     return b.reduce("var", x, dims, keepdim, correction=float(correction))
 

@@ -1,0 +1,114 @@
+"""Which pass breaks a model: growing prefixes of the pipeline, until the outputs leave eager's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _core
+from .capture import Captured, Node
+from .compile import _arguments, _capture, _options
+from .compiled import CompiledModel, Options, Plan
+from .lowering import lower_all
+from .specialise import Symbols
+from .testing import TOLERANCE, Difference, differences
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The first pass after which outputs differ from eager's, or None. `position`: its place in the pipeline (-1: already
+    without passes). `node` and `source`: the first value that is wrong, as far as it can be told."""
+
+    culprit: str | None
+    position: int
+    differences: tuple[Difference, ...]
+    node: str | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        if self.culprit is None and self.position < 0 and not self.differences:
+            return "no pass changes the outputs: all agree with eager"
+        what = f"pass {self.culprit!r} (number {self.position + 1})" if self.culprit else "lowering or a kernel, before any pass,"
+        lines = [f"{what} makes the outputs differ from eager's:", *(f"  {d.path}: {d.what}" for d in self.differences)]
+        if self.node:
+            lines.append(f"first wrong value: {self.node}" + (f" at {self.source}" if self.source else ""))
+        return "\n".join(lines)
+
+
+def bisect_passes(
+    model: Any,
+    example_inputs: Any = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    passes: str = "default",
+    alpha: float = 1.0,
+    tolerance: Mapping[torch.dtype, tuple[float, float]] | None = None,
+) -> Bisection:
+    """Runs `model` on the example with the first 0, 1, 2, ... passes and compares each with eager.
+
+    `passes` as for `compile`. Floats agree within `tolerance`: dtype -> (absolute, relative).
+    """
+    bounds = {**TOLERANCE, **(tolerance or {})}
+    names = [name for name, default in _core.passes() if default] if passes == "default" else _split(passes)
+    args, kwargs = _arguments(example_inputs, example_kwargs)
+    captured, example, _ = _capture(model, *copy.deepcopy((args, kwargs)), None)
+    reference = model.module() if isinstance(model, torch.export.ExportedProgram) else model
+    rng = torch.get_rng_state()
+
+    def run(function: Any) -> Any:
+        torch.set_rng_state(rng)
+        own_args, own_kwargs = copy.deepcopy((args, kwargs))
+        with torch.no_grad():
+            return function(*own_args, **own_kwargs)
+
+    state = {k: v.clone() for k, v in reference.state_dict().items()} if isinstance(reference, torch.nn.Module) else {}
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, value in (reference.state_dict() if state else {}).items():
+                value.copy_(state[name])
+
+    eager = run(reference)
+    previous = _options("cpu", "none", alpha, False, False, None)
+    restore()
+    for count in range(len(names) + 1):
+        prefix = ",".join(names[:count]) or "none"
+        options = _options("cpu", prefix, alpha, False, False, None)
+        compiled = CompiledModel(model, captured, options, copy.deepcopy(example))
+        found = differences(eager, run(compiled), bounds)
+        restore()
+        if found:
+            if not count:
+                return Bisection(None, -1, tuple(found))
+            node = _first_wrong(captured, example, [previous, options], rng, bounds)
+            restore()
+            where = (node.name, node.source) if node else (None, None)
+            return Bisection(names[count - 1], count - 1, tuple(found), *where)
+        previous = options
+    return Bisection(None, -1, ())
+
+
+def _split(passes: str) -> list[str]:
+    return [] if passes == "none" else [p.strip() for p in passes.split(",") if p.strip()]
+
+
+def _first_wrong(captured: Captured, example: list[Any], options: list[Options], rng: torch.Tensor, bounds: Any) -> Node | None:
+    """The first captured node whose value the second pipeline gets wrong, when every node's value is an output."""
+    lowered, nodes = lower_all(captured, Symbols())
+    runs = []
+    for option in options:
+        plan = Plan(option, lowered)
+        outputs = [torch.empty(v.shape, dtype=v.dtype) for v in lowered.values]
+        torch.set_rng_state(rng)
+        inputs, keep = plan.gather(example)
+        plan.program.run(inputs, [t.data_ptr() for t in outputs], plan.host)
+        del keep
+        runs.append(outputs)
+    for node, a, b in zip(nodes, *runs):
+        if differences(a, b, bounds):
+            return node
+    return None
