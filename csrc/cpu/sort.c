@@ -132,7 +132,8 @@ static int64_t scratch_items(Op op, int64_t size, int64_t k) { return op == OP_t
 int64_t sort_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]);
     int64_t size = x->rank ? x->shape[node_int(node, ATTR_dim)] : 1;
-    return threads * scratch_items(node->op, size, node->op == OP_topk ? node_int(node, ATTR_k) : 0) * (int64_t)sizeof(Item);
+    int64_t keep = node->op == OP_topk && x->rank ? node_int(node, ATTR_k) : size;
+    return threads * scratch_items(node->op, size, keep) * (int64_t)sizeof(Item);
 }
 
 Code sort_run(KernelCall *call) {
@@ -154,7 +155,7 @@ Code sort_run(KernelCall *call) {
         if (d == s.dim) s.size = x->shape[d];
         else s.lines *= x->shape[d];
     }
-    s.keep = s.top ? node_int(node, ATTR_k) : s.size;
+    s.keep = s.top && x->rank ? node_int(node, ATTR_k) : s.size; /* of a rank-0 tensor the element is kept whatever k is */
     s.scratch_items = scratch_items(node->op, s.size, s.keep);
     if (s.lines * s.size == 0) return CODE_OK;
     s.per_part = s.size >= 2048 ? 1 : 2048 / s.size;
