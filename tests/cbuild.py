@@ -14,8 +14,8 @@ SANITIZE = os.environ.get("FORGE_SANITIZE") == "1"
 BUILD = ROOT / "build" / ("c-tests-sanitize" if SANITIZE else "c-tests")
 CC = os.environ.get("CC", "gcc")
 
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fno-math-errno", "-fno-trapping-math"]
-FLAGS += ["-fvisibility=hidden", "-pthread", f"-I{CSRC}"]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread", f"-I{CSRC}"]
 if SANITIZE:
     FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 else:
@@ -76,5 +76,6 @@ def program(source: Path) -> Path:
     """Builds one C file with a main() against the rooms."""
     library, target = archive(), BUILD / source.stem
     if _stale(target, source, library, *source.parent.glob("*.h")):
-        _run([CC, *FLAGS, "-ffp-contract=off", str(source), str(library), "-o", str(target), "-lm", "-lpthread", "-ldl"])
+        libraries = ["-lm", "-lpthread", "-ldl"]
+        _run([CC, *FLAGS, "-ffp-contract=off", str(source), str(library), "-o", str(target), *libraries])
     return target

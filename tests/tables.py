@@ -13,7 +13,8 @@ OPS = {op["name"]: op for op in _core.ops()}
 DTYPES = {name: number for number, (name, _, _) in enumerate(_core.dtypes())}
 NUMPY = {
     "bool": np.bool_, "u8": np.uint8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
-    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "c64": np.complex64, "c128": np.complex128,
+    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "c64": np.complex64,
+    "c128": np.complex128,
 }  # fmt: skip
 NAME_OF = {np.dtype(t): name for name, t in NUMPY.items() if name != "bf16"}
 
@@ -54,7 +55,8 @@ class Builder:
     def node(self, op: str, operands: Any, *results: tuple[str, tuple[int, ...]], **attrs: Any) -> Any:
         words = [w for name, kind in OPS[op]["attrs"] for w in attr_words(kind, attrs.pop(name, None))]
         assert not attrs, attrs
-        self.nodes.append((OPS[op]["id"], len(results), len(self.operands), len(operands), len(self.attrs), len(words), 0))
+        pools = len(self.operands), len(operands), len(self.attrs), len(words)
+        self.nodes.append((OPS[op]["id"], len(results), *pools, 0))
         self.operands += [_core.VALUE_NONE if o is None else o for o in operands]
         self.attrs += words
         first = len(self.values)

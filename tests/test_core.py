@@ -51,7 +51,7 @@ def check_small(compiled: Any, w: np.ndarray, x: np.ndarray | None = None) -> No
     np.testing.assert_array_equal(z, y.T)
 
 
-# --- what the core says of itself ---------------------------------------------------------------------------------------
+# --- what the core says of itself -------------------------------------------------------------------------------------
 
 
 def test_constants() -> None:
@@ -82,7 +82,7 @@ def test_lists() -> None:
     assert all(isinstance(f, str) for f in _core.cpu_features())
 
 
-# --- running ------------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("passes", ["default", "none", "dce,cse"])
@@ -111,7 +111,8 @@ def test_dtypes(name: str) -> None:
 def test_scalars_and_empty_tensors() -> None:
     b = Builder()
     x, e = b.input("f32"), b.input("f32", (0, 3))
-    b.output(b.node("neg", [x], f32()), b.node("neg", [e], f32(0, 3)), b.node("sum", [e], f32(3), dims=[0], keepdim=False))
+    b.output(b.node("neg", [x], f32()), b.node("neg", [e], f32(0, 3)))
+    b.output(b.node("sum", [e], f32(3), dims=[0], keepdim=False))
     minus, nothing, zeros = b.compile()(np.array(2.5, np.float32), np.zeros((0, 3), np.float32))
     assert minus == -2.5 and nothing.shape == (0, 3) and (zeros == 0).all()
 
@@ -191,7 +192,7 @@ def test_planned_only() -> None:
         program.run([0], [0])
 
 
-# --- the table's form -------------------------------------------------------------------------------------------------------
+# --- the table's form -------------------------------------------------------------------------------------------------
 
 
 def test_form_of_the_table() -> None:
@@ -238,7 +239,8 @@ def mutate(rng: random.Random, b: Builder, table: dict[str, Any]) -> None:
         words = pool[field] if field else pool
         bits = 8 * words.dtype.itemsize
         old = int(words[at])
-        new = rng.choice([0, 1, 2, 3, -1, old + 1, old - 1, old * 2, old ^ (1 << rng.randrange(bits)), rng.getrandbits(bits)])
+        flipped = old ^ (1 << rng.randrange(bits))
+        new = rng.choice([0, 1, 2, 3, -1, old + 1, old - 1, old * 2, flipped, rng.getrandbits(bits)])
         words[at] = np.uint64(new % 2**bits).astype(f"u{bits // 8}").view(words.dtype)
     if rng.random() < 0.1:
         name = rng.choice(["nodes", "values", "operands", "attrs", "dims", "outputs"])
@@ -250,7 +252,7 @@ def types_of(b: Builder, table: dict[str, Any]) -> tuple[list[int], list[int]] |
 
     def size(value: int) -> int:
         row = table["values"][value]
-        name, width, kind = _core.dtypes()[row["dtype"]]
+        _, width, kind = _core.dtypes()[row["dtype"]]
         if kind == "o":
             raise OverflowError
         count = width
@@ -339,7 +341,7 @@ def test_mutated_tables_long() -> None:
     fuzz(range(4000, 100000))
 
 
-# --- report and text --------------------------------------------------------------------------------------------------------
+# --- report and text --------------------------------------------------------------------------------------------------
 
 
 def test_report() -> None:
@@ -347,8 +349,9 @@ def test_report() -> None:
     program = b.compile(keep_text=True).program
     report = program.report()
     assert set(report) == {
-        "passes", "table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "pack_ms", "nodes_table", "nodes_final",
-        "alpha", "remarks", "buffers", "transitions", "placement", "packed_bytes", "arena_bytes", "instructions",
+        "passes", "table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "pack_ms", "nodes_table",
+        "nodes_final", "alpha", "remarks", "buffers", "transitions", "placement", "packed_bytes",
+        "arena_bytes", "instructions",
     }  # fmt: skip
     assert set(report["buffers"]) == {"virtual", "physical", "rho", "arena_bytes", "lower_bound_bytes"}
     assert set(report["transitions"]) == {"before", "after"}
@@ -376,7 +379,7 @@ def test_text() -> None:
         _core.optimize_text("graph nonsense")
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 class Owner(list):
@@ -447,7 +450,7 @@ def test_no_leaks() -> None:
     assert rss_bytes() - before < 2 << 20
 
 
-# --- host calls ---------------------------------------------------------------------------------------------------------------
+# --- host calls -------------------------------------------------------------------------------------------------------
 
 
 class DLTensor(ctypes.Structure):
@@ -624,6 +627,16 @@ def test_objects() -> None:
         assert made[0]() is None
 
 
+def test_objects_that_only_pass_through() -> None:
+    b = Builder()
+    given = b.input("object")
+    b.output(given, given)
+    mine = Thing()
+    before = sys.getrefcount(mine)
+    assert b.compile()(mine) == [mine, mine]
+    assert sys.getrefcount(mine) == before
+
+
 def test_host_memory_goes_after_its_last_use() -> None:
     b = Builder()
     x = b.input("f32", (4,))
@@ -660,7 +673,7 @@ def test_programs_inside_host_calls() -> None:
     np.testing.assert_allclose(outer(x, host=nested)[0], x + x, rtol=1e-5, atol=1e-5)
 
 
-# --- threads, processes, signals ------------------------------------------------------------------------------------------------
+# --- threads, processes, signals --------------------------------------------------------------------------------------
 
 
 def test_threads() -> None:

@@ -102,7 +102,7 @@ static Code make_patches(Context *ctx, Executor *e) {
     return CODE_OK;
 }
 
-/* Constants never move: they are bound in the model. Inputs, outputs and objects that are inputs come with each call. */
+/* Constants never move: they are bound in the model. Inputs (also objects) and outputs come with each call. */
 static Code bind_fixed(Context *ctx, Executor *e) {
     const Npuir *ir = e->ir;
     TRY(ARENA_NEW(ctx, &e->memory, ir->n_objects, &e->object_input));
@@ -124,7 +124,7 @@ static Code bind_fixed(Context *ctx, Executor *e) {
     return CODE_OK;
 }
 
-/* When each hold may go: after the last task that looks into a buffer that it keeps. Objects that are handed out stay. */
+/* When each hold may go: after the last task that looks into a buffer that it keeps. What is handed out stays. */
 static Code make_drops(Context *ctx, Executor *e) {
     const Npuir *ir = e->ir;
     enum { NEVER = UINT32_MAX };

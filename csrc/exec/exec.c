@@ -41,11 +41,9 @@ void executor_destroy(Executor *e) {
     arena_destroy(&memory);
 }
 
-int64_t executor_packed_bytes(const Executor *e) {
-    return e->packed_bytes;
-}
+int64_t executor_packed_bytes(const Executor *e) { return e->packed_bytes; }
 
-/* --- one call ------------------------------------------------------------------------------------------------------- */
+/* --- one call --------------------------------------------------------------------------------------------------- */
 typedef struct Call {
     Context *ctx;
     const Executor *e;
@@ -77,14 +75,15 @@ static int64_t bytes_spanned(const Tensor *t) {
     return (last + 1) * (int64_t)dtype_size(t->dtype);
 }
 
-/* A host result must be row major, as lowering took it to be, and must not lie in memory of the operands that is reused or
- * released while the result still lives. */
+/* A host result must be row major, as lowering took it to be, and must not lie in memory of the operands that is reused
+ * or released while the result still lives. */
 static Code check_host_result(const Call *call, const Task *task, uint32_t k) {
     const Instr *instr = task->instr;
     const Tensor *in = &call->frame->args[task->first_arg], *result = in + instr->n_in + k;
     if (tensor_count(result) == 0) return CODE_OK;
     if (!result->data) return fail(call->ctx, CODE_INTERNAL, "host call: result %u has no memory", k);
-    if (!tensor_is_contiguous(result)) return fail(call->ctx, CODE_INTERNAL, "host call: result %u is not row major", k);
+    if (!tensor_is_contiguous(result))
+        return fail(call->ctx, CODE_INTERNAL, "host call: result %u is not row major", k);
     const char *start = result->data, *end = start + bytes_spanned(result);
     for (uint32_t j = 0; j < instr->n_in; j++) {
         if (instr->in[j] == REG_NONE || in[j].dtype == DTYPE_OBJECT) continue;
@@ -170,7 +169,7 @@ static void hand_out_objects(const Call *call, void *const *inputs, void **objec
 
 Code executor_run(Context *ctx, Executor *e, void *const *inputs, void *const *outputs, void **objects,
                   const HostCalls *host) {
-    if ((e->n_calls || e->ir->n_objects) && !host)
+    if ((e->n_calls && (!host || !host->call)) || (e->ir->n_objects && !host))
         return fail(ctx, CODE_INVALID, "the program calls the host %u times, but there is nothing to call", e->n_calls);
     Call call = {.ctx = ctx, .e = e, .host = host};
     TRY(frame_take(ctx, e, &call.frame));

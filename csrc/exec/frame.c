@@ -9,9 +9,7 @@
 
 enum { HUGE_PAGE = 2 << 20 };
 
-static bool allocation_fails(Context *ctx) {
-    return ctx->fail_allocation && --ctx->fail_allocation == 0;
-}
+static bool allocation_fails(Context *ctx) { return ctx->fail_allocation && --ctx->fail_allocation == 0; }
 
 Code memory_aligned(Context *ctx, size_t bytes, char **out) {
     void *memory = NULL;

@@ -10,9 +10,9 @@
 /* One instruction, in execution order. Its tensors are args[first_arg ..]: operands, then results. */
 typedef struct Task {
     const Instr *instr;
-    const Kernel *kernel;         /* NULL: a host call */
-    const void *prepared;         /* packed weights or NULL */
-    int64_t scratch;              /* offset in the arena, -1: none */
+    const Kernel *kernel; /* NULL: a host call */
+    const void *prepared; /* packed weights or NULL */
+    int64_t scratch;      /* offset in the arena, -1: none */
     uint32_t first_arg;
     uint32_t call;                /* host calls: number of the call, which is where its hold is kept */
     uint32_t first_drop, n_drops; /* holds that nothing uses after this task */

@@ -13,7 +13,8 @@ static bool same_attrs(const Node *a, const Node *b) {
         if (info->attrs[k] == ATTR_program) continue; /* an epilogue does not change how the weight lies */
         if (kind == KIND_INTS) {
             if (x->ints.count != y->ints.count) return false;
-            if (x->ints.count && memcmp(x->ints.items, y->ints.items, x->ints.count * sizeof(int64_t)) != 0) return false;
+            if (x->ints.count && memcmp(x->ints.items, y->ints.items, x->ints.count * sizeof(int64_t)) != 0)
+                return false;
         } else if (kind == KIND_SCALAR ? !scalar_equal(x->s, y->s) : x->i != y->i) {
             return false;
         }

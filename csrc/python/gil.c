@@ -21,13 +21,9 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-void door_reenter(Door *door) {
-    PyEval_RestoreThread(door->thread);
-}
+void door_reenter(Door *door) { PyEval_RestoreThread(door->thread); }
 
-void door_releave(Door *door) {
-    door->thread = PyEval_SaveThread();
-}
+void door_releave(Door *door) { door->thread = PyEval_SaveThread(); }
 
 static bool door_cancelled(void *user) {
     Door *door = user;
@@ -51,6 +47,4 @@ void door_leave(Door *door, Context *ctx, int period_ms) {
     door->thread = PyEval_SaveThread();
 }
 
-void door_enter(Door *door) {
-    PyEval_RestoreThread(door->thread);
-}
+void door_enter(Door *door) { PyEval_RestoreThread(door->thread); }

@@ -3,12 +3,17 @@
 
 #include "python/core.h"
 
-/* --- DLPack, version 0: its two structs, as every reader lays them out ---------------------------------------------------- */
+/* --- DLPack, version 0: its two structs, as every reader lays them out ------------------------------------------ */
 typedef struct DLTensor {
     void *data;
-    struct { int32_t type, id; } device;
+    struct {
+        int32_t type, id;
+    } device;
     int32_t ndim;
-    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
     int64_t *shape, *strides;
     uint64_t byte_offset;
 } DLTensor;
@@ -36,9 +41,7 @@ static uint8_t dl_code(DType dtype) {
 }
 
 /* May run on any thread and without the GIL: the reader decides. */
-static void exported_free(DLManagedTensor *self) {
-    free(self->manager);
-}
+static void exported_free(DLManagedTensor *self) { free(self->manager); }
 
 static void capsule_free(PyObject *capsule) {
     if (!PyCapsule_IsValid(capsule, "dltensor")) return; /* a reader has taken it over */
@@ -67,13 +70,13 @@ static PyObject *export_tensor(const Tensor *tensor) {
     return capsule;
 }
 
-/* --- arguments and results -------------------------------------------------------------------------------------------------- */
+/* --- arguments and results -------------------------------------------------------------------------------------- */
 static PyObject *make_arguments(const Tensor *in, uint32_t n_in) {
     PyObject *list = PyList_New((Py_ssize_t)n_in);
     for (uint32_t k = 0; list && k < n_in; k++) {
-        PyObject *item = !in[k].data                     ? Py_NewRef(Py_None) /* an absent operand */
+        PyObject *item = !in[k].data                   ? Py_NewRef(Py_None) /* an absent operand */
                          : in[k].dtype == DTYPE_OBJECT ? Py_NewRef((PyObject *)in[k].data)
-                                                         : export_tensor(&in[k]);
+                                                       : export_tensor(&in[k]);
         if (item)
             PyList_SET_ITEM(list, (Py_ssize_t)k, item);
         else
@@ -137,7 +140,7 @@ static bool call_function(PyObject *function, uint32_t callee, const Tensor *in,
     return ok;
 }
 
-/* --- what the executor sees ---------------------------------------------------------------------------------------------------- */
+/* --- what the executor sees ------------------------------------------------------------------------------------- */
 static Code host_call(Context *ctx, void *user, uint32_t callee, const Tensor *in, uint32_t n_in, Tensor *out,
                       uint32_t n_out, void **hold) {
     HostDoor *host = user;
@@ -162,5 +165,6 @@ static void host_retain(void *user, void *object) {
 }
 
 HostCalls host_calls(HostDoor *host) {
-    return (HostCalls){.call = host_call, .release = host_release, .retain = host_retain, .user = host};
+    return (HostCalls){
+        .call = host->function ? host_call : NULL, .release = host_release, .retain = host_retain, .user = host};
 }

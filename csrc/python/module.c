@@ -5,7 +5,7 @@
 #define FORGE_VERSION "0.1.0"
 #endif
 
-/* --- what there is: operators, dtypes, passes, targets ----------------------------------------------------------------------- */
+/* --- what there is: operators, dtypes, passes, targets ---------------------------------------------------------- */
 static bool append(PyObject *list, PyObject *value) {
     bool ok = value && PyList_Append(list, value) == 0;
     Py_XDECREF(value);
@@ -13,7 +13,10 @@ static bool append(PyObject *list, PyObject *value) {
 }
 
 static PyObject *flag_names(uint32_t flags) {
-    const struct { uint32_t flag; const char *name; } names[] = {
+    const struct {
+        uint32_t flag;
+        const char *name;
+    } names[] = {
 #define FLAG(f) {f, #f}
         FLAG(ELEMENTWISE), FLAG(COMPARE), FLAG(VIEW),        FLAG(CONTRACTION),
         FLAG(CREATE),      FLAG(OPAQUE),  FLAG(STRIDED_OUT), FLAG(FUSED),
@@ -45,9 +48,7 @@ static PyObject *attr_pairs(const OpInfo *info) {
     return list;
 }
 
-static PyObject *count_or_none(uint8_t count) {
-    return count == ANY ? Py_NewRef(Py_None) : PyLong_FromLong(count);
-}
+static PyObject *count_or_none(uint8_t count) { return count == ANY ? Py_NewRef(Py_None) : PyLong_FromLong(count); }
 
 static PyObject *module_ops(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
@@ -111,7 +112,7 @@ static PyObject *module_cpu_features(PyObject *module, PyObject *unused) {
     return list;
 }
 
-/* --- text to text ------------------------------------------------------------------------------------------------------------- */
+/* --- text to text ----------------------------------------------------------------------------------------------- */
 static PyObject *module_optimize_text(PyObject *module, PyObject *args, PyObject *kwargs) {
     (void)module;
     static char *keywords[] = {"text", "passes", "emit", "target", "alpha", NULL};
@@ -142,15 +143,17 @@ static PyObject *module_optimize_text(PyObject *module, PyObject *args, PyObject
     return result;
 }
 
-/* --- the module ----------------------------------------------------------------------------------------------------------------- */
+/* --- the module ------------------------------------------------------------------------------------------------- */
 static PyMethodDef module_methods[] = {
     {"ops", module_ops, METH_NOARGS, "ops()\n--\n\nThe operators, in the order of their ids."},
-    {"dtypes", module_dtypes, METH_NOARGS, "dtypes()\n--\n\n(name, bytes, class) of each dtype, in the order of their numbers."},
+    {"dtypes", module_dtypes, METH_NOARGS,
+     "dtypes()\n--\n\n(name, bytes, class) of each dtype, in the order of their numbers."},
     {"passes", module_passes, METH_NOARGS, "passes()\n--\n\n(name, runs by default) of each pass, in default order."},
     {"targets", module_targets, METH_NOARGS, "targets()\n--\n\nNames of the machines that there is a plan for."},
     {"cpu_features", module_cpu_features, METH_NOARGS, "cpu_features()\n--\n\nInstruction sets that this machine has."},
     {"compile", (PyCFunction)(void (*)(void))program_compile, METH_VARARGS | METH_KEYWORDS,
-     "compile(nodes, values, constants, operands, attrs, dims, outputs, strings, sources, *, target='cpu', passes='default', "
+     "compile(nodes, values, constants, operands, attrs, dims, outputs, strings, sources, *, target='cpu', "
+     "passes='default', "
      "alpha=1.0, autotune=False, keep_text=False, executable=True, pack=True, threads=1, keepalive=None, "
      "fail_allocation=0)\n--\n\nCompiles a node table. `fail_allocation=N` is for tests: the Nth allocation fails."},
     {"optimize_text", (PyCFunction)(void (*)(void))module_optimize_text, METH_VARARGS | METH_KEYWORDS,
@@ -193,16 +196,9 @@ static PyModuleDef_Slot module_slots[] = {
 };
 
 static PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "forge_ugc._core",
-    .m_doc = "The C core of Forge-UGC.",
-    .m_size = sizeof(ModuleState),
-    .m_methods = module_methods,
-    .m_slots = module_slots,
-    .m_traverse = module_traverse,
-    .m_clear = module_clear,
+    PyModuleDef_HEAD_INIT,         .m_name = "forge_ugc._core", .m_doc = "The C core of Forge-UGC.",
+    .m_size = sizeof(ModuleState), .m_methods = module_methods, .m_slots = module_slots,
+    .m_traverse = module_traverse, .m_clear = module_clear,
 };
 
-PyMODINIT_FUNC PyInit__core(void) {
-    return PyModuleDef_Init(&module_def);
-}
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module_def); }

@@ -4,13 +4,12 @@
 enum { COMPILE_POLL_MS = 10, RUN_POLL_MS = 50, MAX_THREADS = 1024, FEW_POINTERS = 32 };
 
 typedef struct ProgramObject {
-    PyObject_HEAD
-    Program *program;
+    PyObject_HEAD Program *program;
     PyObject *keepalive; /* owners of the constants' memory */
     bool opaque_inputs, opaque_outputs;
 } ProgramObject;
 
-/* --- compile ------------------------------------------------------------------------------------------------------------ */
+/* --- compile ---------------------------------------------------------------------------------------------------- */
 static bool any_opaque(const Graph *g, const ValueId *values, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (graph_value(g, values[i])->dtype == DTYPE_OBJECT) return true;
@@ -33,9 +32,10 @@ static PyObject *make_program(PyObject *module, Program *program, PyObject *keep
 }
 
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"nodes",   "values", "constants", "operands", "attrs",     "dims",       "outputs",
-                               "strings", "sources", "target",   "passes",   "alpha",     "autotune",   "keep_text",
-                               "executable", "pack", "threads",  "keepalive", "fail_allocation", NULL};
+    static char *keywords[] = {"nodes",  "values",  "constants", "operands",        "attrs",
+                               "dims",   "outputs", "strings",   "sources",         "target",
+                               "passes", "alpha",   "autotune",  "keep_text",       "executable",
+                               "pack",   "threads", "keepalive", "fail_allocation", NULL};
     PyObject *table[TABLE_OBJECTS], *keepalive = Py_None;
     CompileOptions options;
     compile_options_default(&options);
@@ -47,8 +47,8 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     unsigned long long fail_allocation = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO|$ssdppppiOK:compile", keywords, &table[0], &table[1],
                                      &table[2], &table[3], &table[4], &table[5], &table[6], &table[7], &table[8],
-                                     &options.target, &options.passes, &options.alpha, &autotune, &keep_text, &executable,
-                                     &pack, &options.threads, &keepalive, &fail_allocation))
+                                     &options.target, &options.passes, &options.alpha, &autotune, &keep_text,
+                                     &executable, &pack, &options.threads, &keepalive, &fail_allocation))
         return NULL;
     options.autotune = autotune;
     options.keep_text = keep_text;
@@ -81,7 +81,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
-/* --- run ---------------------------------------------------------------------------------------------------------------- */
+/* --- run -------------------------------------------------------------------------------------------------------- */
 typedef struct RunArgs {
     PyObject *inputs, *outputs; /* fast sequences, owned */
     PyObject *host;             /* NULL: none; borrowed */
@@ -111,7 +111,8 @@ static bool split_arguments(PyObject *const *args, Py_ssize_t n, PyObject *names
 static bool read_addresses(const Graph *g, PyObject *sequence, const char *what, const ValueId *values, uint32_t count,
                            bool objects, void **pointers) {
     if (PySequence_Fast_GET_SIZE(sequence) != (Py_ssize_t)count) {
-        PyErr_Format(PyExc_ValueError, "%s: want %u, got %zd", what, (unsigned)count, PySequence_Fast_GET_SIZE(sequence));
+        PyErr_Format(PyExc_ValueError, "%s: want %u, got %zd", what, (unsigned)count,
+                     PySequence_Fast_GET_SIZE(sequence));
         return false;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -139,7 +140,8 @@ static bool open_run(RunArgs *run, const ProgramObject *self, PyObject *const *a
     if (!split_arguments(args, n, names, split)) return false;
     run->host = split[2] == Py_None ? NULL : split[2];
     /* A tuple owns the objects while the GIL is released; a list could lose them. */
-    run->inputs = self->opaque_inputs ? PySequence_Tuple(split[0]) : PySequence_Fast(split[0], "inputs: want a sequence");
+    run->inputs =
+        self->opaque_inputs ? PySequence_Tuple(split[0]) : PySequence_Fast(split[0], "inputs: want a sequence");
     if (!run->inputs) return false;
     run->outputs = PySequence_Fast(split[1], "outputs: want a sequence");
     if (!run->outputs) return false;
@@ -188,7 +190,7 @@ static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t
         void **outputs = run.pointers + g->n_inputs, **objects = outputs + g->n_outputs;
         context_init(&ctx);
         door_leave(&door, &ctx, RUN_POLL_MS);
-        Code code = executor_run(&ctx, self->program->executor, run.pointers, outputs, objects, run.host ? &calls : NULL);
+        Code code = executor_run(&ctx, self->program->executor, run.pointers, outputs, objects, &calls);
         door_enter(&door);
         if (code != CODE_OK)
             raise_code(&ctx, code);
@@ -199,7 +201,7 @@ static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t
     return result;
 }
 
-/* --- text and report ---------------------------------------------------------------------------------------------------- */
+/* --- text and report -------------------------------------------------------------------------------------------- */
 static PyObject *program_text(PyObject *object, PyObject *stage) {
     const Program *program = ((ProgramObject *)object)->program;
     const char *name = PyUnicode_AsUTF8(stage);
@@ -269,7 +271,8 @@ static PyObject *report_devices(const Program *p, bool bytes) {
             amount = 0;
             for (uint32_t i = 0; i < p->ir->n_instrs; i++) amount += p->ir->instrs[i].device == (Device)d;
         }
-        if ((amount || d == DEVICE_CPU) && !put(dict, device_name((Device)d), PyLong_FromLongLong(amount))) Py_CLEAR(dict);
+        if ((amount || d == DEVICE_CPU) && !put(dict, device_name((Device)d), PyLong_FromLongLong(amount)))
+            Py_CLEAR(dict);
     }
     return dict;
 }
@@ -286,9 +289,13 @@ static PyObject *report_instructions(const Program *p) {
 static PyObject *program_report(PyObject *object, PyObject *unused) {
     (void)unused;
     const Program *p = ((ProgramObject *)object)->program;
-    const struct { const char *key; double value; } numbers[] = {
-        {"table_ms", p->table_ms}, {"passes_ms", p->passes_ms},     {"lower_ms", p->lower_ms}, {"alloc_ms", p->alloc_ms},
-        {"schedule_ms", p->schedule_ms}, {"pack_ms", p->pack_ms}, {"alpha", p->alpha},
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {
+        {"table_ms", p->table_ms}, {"passes_ms", p->passes_ms},     {"lower_ms", p->lower_ms},
+        {"alloc_ms", p->alloc_ms}, {"schedule_ms", p->schedule_ms}, {"pack_ms", p->pack_ms},
+        {"alpha", p->alpha},
     };
     PyObject *report = PyDict_New();
     if (!report) return NULL;
@@ -308,7 +315,7 @@ static PyObject *program_report(PyObject *object, PyObject *unused) {
     return report;
 }
 
-/* --- the type ------------------------------------------------------------------------------------------------------------- */
+/* --- the type --------------------------------------------------------------------------------------------------- */
 static PyObject *program_repr(PyObject *object) {
     const Program *p = ((ProgramObject *)object)->program;
     return PyUnicode_FromFormat("<forge_ugc._core.Program for %s, %u instructions>", p->ir->target,
@@ -321,16 +328,14 @@ static int program_traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
-/* No tp_clear: the keepalive must outlive the program, whose constants lie in it. A cycle through it is broken elsewhere, since
- * what it holds is a container of tensors or an object with a __dict__. */
+/* No tp_clear: the keepalive must outlive the program, whose constants lie in it. A cycle through it is broken
+ * elsewhere, since what it holds is a container of tensors or an object with a __dict__. */
 static void program_dealloc(PyObject *object) {
     ProgramObject *self = (ProgramObject *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    Py_BEGIN_ALLOW_THREADS
-    forge_destroy(self->program);
-    Py_END_ALLOW_THREADS
-    Py_CLEAR(self->keepalive);
+    Py_BEGIN_ALLOW_THREADS forge_destroy(self->program);
+    Py_END_ALLOW_THREADS Py_CLEAR(self->keepalive);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -338,7 +343,8 @@ static void program_dealloc(PyObject *object) {
 static PyMethodDef program_methods[] = {
     {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL | METH_KEYWORDS,
      "run(inputs, outputs, host=None)\n--\n\n"
-     "Runs once with the GIL released. Inputs and outputs are addresses of row-major memory, which the caller keeps alive;\n"
+     "Runs once with the GIL released. Inputs and outputs are addresses of row-major memory, which the caller keeps "
+     "alive;\n"
      "for opaque values the object and 0. Returns the list of opaque outputs or None."},
     {"text", program_text, METH_O, "text(stage)\n--\n\nThe program as text, as it was at a stage of the compilation."},
     {"report", program_report, METH_NOARGS, "report()\n--\n\nWhat the compilation did, in times, counts and bytes."},

@@ -1,5 +1,5 @@
-/* The node table as Python hands it over: seven arrays and two lists of texts. Their form is checked here, what stands in
- * them by graph_from_table. */
+/* The node table as Python hands it over: seven arrays and two lists of texts. Their form is checked here, what stands
+ * in them by graph_from_table. */
 #include <stddef.h>
 
 #include "python/core.h"
@@ -67,8 +67,8 @@ PyObject *table_dtypes(void) {
     return NULL;
 }
 
-/* Whether `format`, e.g. "T{=H:op:=H:n_results:}", has just the type letters `want`. Which of `l` and `q` (`L` and `Q`) stands
- * for 8 bytes depends on the platform; the item size tells them apart. */
+/* Whether `format`, e.g. "T{=H:op:=H:n_results:}", has just the type letters `want`. Which of `l` and `q` (`L` and `Q`)
+ * stands for 8 bytes depends on the platform; the item size tells them apart. */
 static bool format_is(const char *format, const char *want) {
     if (!format) return false; /* unsigned bytes */
     bool record = strncmp(format, "T{", 2) == 0;
@@ -89,7 +89,8 @@ static bool format_is(const char *format, const char *want) {
     return *want == 0;
 }
 
-static bool open_array(TableArgs *args, const struct ArrayForm *form, PyObject *object, const void **items, size_t *count) {
+static bool open_array(TableArgs *args, const struct ArrayForm *form, PyObject *object, const void **items,
+                       size_t *count) {
     Py_buffer *view = &args->views[args->n_views];
     if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
         if (PyErr_ExceptionMatches(PyExc_BufferError)) PyErr_Format(PyExc_ValueError, "%s: not contiguous", form->name);
@@ -97,8 +98,9 @@ static bool open_array(TableArgs *args, const struct ArrayForm *form, PyObject *
     }
     args->n_views++;
     if (view->ndim != 1 || view->itemsize != form->size || !format_is(view->format, form->letters)) {
-        PyErr_Format(PyExc_ValueError, "%s: want one dimension of %zd-byte items of format '%s', got %d of %zd bytes, '%s'",
-                     form->name, form->size, form->letters, view->ndim, view->itemsize, view->format ? view->format : "B");
+        PyErr_Format(PyExc_ValueError,
+                     "%s: want one dimension of %zd-byte items of format '%s', got %d of %zd bytes, '%s'", form->name,
+                     form->size, form->letters, view->ndim, view->itemsize, view->format ? view->format : "B");
         return false;
     }
     if (view->len > 0 && (uintptr_t)view->buf % (uintptr_t)form->alignment != 0) {

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "exec/frame.h"
 
-/* --- counting allocations (glibc; the sanitizers have their own malloc) ----------------------------------------------------- */
+/* --- counting allocations (glibc; the sanitizers have their own malloc) ----------------------------------------- */
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
 #define COUNTS_ALLOCATIONS 1
 static atomic_long allocations;
@@ -29,7 +29,7 @@ __attribute__((visibility("default"))) int posix_memalign(void **out, size_t ali
 }
 #endif
 
-/* --- kernels ------------------------------------------------------------------------------------------------------------------- */
+/* --- kernels ---------------------------------------------------------------------------------------------------- */
 static float read_at(const Tensor *t, int64_t i) { /* rank 1 or 2, row-major index */
     int64_t at = t->rank == 2 ? i / t->shape[1] * t->strides[0] + i % t->shape[1] * t->strides[1]
                  : t->rank    ? i * t->strides[0]
@@ -44,7 +44,8 @@ static Code run_add(KernelCall *call) {
 }
 
 static Code run_copy(KernelCall *call) {
-    for (int64_t i = 0; i < tensor_count(&call->out[0]); i++) ((float *)call->out[0].data)[i] = read_at(&call->in[0], i);
+    for (int64_t i = 0; i < tensor_count(&call->out[0]); i++)
+        ((float *)call->out[0].data)[i] = read_at(&call->in[0], i);
     return CODE_OK;
 }
 
@@ -80,7 +81,7 @@ static const Kernel *test_kernel(Op op) {
     }
 }
 
-/* --- making plans --------------------------------------------------------------------------------------------------------------- */
+/* --- making plans ----------------------------------------------------------------------------------------------- */
 enum { N = 4, MANY = 64 };
 static const int64_t SHAPE[1] = {N}, STRIDES[1] = {1};
 
@@ -104,8 +105,14 @@ static void plan_open(Plan *p) {
     p->g->n_sources = 1;
     static const char *source = "model.py:3 in forward";
     p->g->sources = &source;
-    p->ir = (Npuir){.arena = &p->arena, .graph = p->g, .instrs = p->instrs, .regs = p->regs, .buffers = p->buffers,
-                    .inputs = p->inputs, .outputs = p->outputs, .order = p->order};
+    p->ir = (Npuir){.arena = &p->arena,
+                    .graph = p->g,
+                    .instrs = p->instrs,
+                    .regs = p->regs,
+                    .buffers = p->buffers,
+                    .inputs = p->inputs,
+                    .outputs = p->outputs,
+                    .order = p->order};
 }
 
 static void plan_close(Plan *p) { arena_destroy(&p->arena); }
@@ -121,8 +128,12 @@ static RegId new_reg(Plan *p, Space space, uint32_t index, ValueId value) {
     }
     if (object && p->ir.n_objects <= index) p->ir.n_objects = index + 1;
     if (space == SPACE_HOST) p->ir.n_host++;
-    p->regs[p->ir.n_regs] = (Register){.dtype = object ? DTYPE_OBJECT : DTYPE_F32, .rank = !object, .shape = SHAPE,
-                                       .strides = STRIDES, .buffer = p->ir.n_buffers++, .value = value};
+    p->regs[p->ir.n_regs] = (Register){.dtype = object ? DTYPE_OBJECT : DTYPE_F32,
+                                       .rank = !object,
+                                       .shape = SHAPE,
+                                       .strides = STRIDES,
+                                       .buffer = p->ir.n_buffers++,
+                                       .value = value};
     return p->ir.n_regs++;
 }
 
@@ -141,7 +152,8 @@ static NodeId new_node(Plan *p, Op op, const RegId *ins, size_t n_in, const Spac
 
 static RegId input(Plan *p, Space space, uint32_t object) {
     NodeId node = new_node(p, OP_input, NULL, 0, &space, 1);
-    RegId r = new_reg(p, space, space == SPACE_OBJECT ? object : p->ir.n_inputs, node_result(graph_node(p->g, node), 0));
+    RegId r =
+        new_reg(p, space, space == SPACE_OBJECT ? object : p->ir.n_inputs, node_result(graph_node(p->g, node), 0));
     p->inputs[p->ir.n_inputs++] = r;
     return r;
 }
@@ -149,21 +161,28 @@ static RegId input(Plan *p, Space space, uint32_t object) {
 static RegId constant(Plan *p, float *data) {
     Space space = SPACE_CONSTANT;
     uint32_t index;
-    Constant c = {.name = "w", .data = data, .dtype = DTYPE_F32, .rank = 1, .shape = SHAPE, .strides = STRIDES, .bytes = N * 4};
+    Constant c = {
+        .name = "w", .data = data, .dtype = DTYPE_F32, .rank = 1, .shape = SHAPE, .strides = STRIDES, .bytes = N * 4};
     CHECK_OK(&p->ctx, graph_add_constant(&p->ctx, p->g, &c, &index));
     NodeId node = new_node(p, OP_constant, NULL, 0, &space, 1);
     return new_reg(p, SPACE_CONSTANT, index, node_result(graph_node(p->g, node), 0));
 }
 
 /* Appends an instruction; the nodes of graphs move, so `finish` sets the pointers. */
-static Instr *instr(Plan *p, Op op, const RegId *ins, uint32_t n_in, const Space *spaces, const uint32_t *indices, uint32_t n_out) {
+static Instr *instr(Plan *p, Op op, const RegId *ins, uint32_t n_in, const Space *spaces, const uint32_t *indices,
+                    uint32_t n_out) {
     uint32_t i = p->ir.n_instrs++;
     NodeId node = new_node(p, op, ins, n_in, spaces, n_out);
     memcpy(p->ins[i], ins, n_in * sizeof *ins);
     for (uint32_t k = 0; k < n_out; k++)
         p->outs[i][k] = new_reg(p, spaces[k], indices[k], node_result(graph_node(p->g, node), k));
-    p->instrs[i] = (Instr){.op = op, .n_in = n_in, .n_out = n_out, .in = p->ins[i], .out = p->outs[i],
-                           .node = (const Node *)(uintptr_t)node, .scratch = BUFFER_NONE};
+    p->instrs[i] = (Instr){.op = op,
+                           .n_in = n_in,
+                           .n_out = n_out,
+                           .in = p->ins[i],
+                           .out = p->outs[i],
+                           .node = (const Node *)(uintptr_t)node,
+                           .scratch = BUFFER_NONE};
     p->order[i] = i;
     return &p->instrs[i];
 }
@@ -180,7 +199,7 @@ static void finish(Plan *p) {
         p->instrs[i].node = graph_node(p->g, (NodeId)(uintptr_t)p->instrs[i].node);
 }
 
-/* --- host calls ------------------------------------------------------------------------------------------------------------------ */
+/* --- host calls ------------------------------------------------------------------------------------------------- */
 typedef enum HostMode { HOST_ADDS, HOST_FAILS, HOST_STRIDED, HOST_ALIAS } HostMode;
 typedef struct TestHost {
     HostMode mode;
@@ -231,7 +250,7 @@ static void test_retain(void *user, void *object) {
     h->retained++;
 }
 
-/* --- tests ------------------------------------------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------------------------ */
 static float WEIGHT[N] = {5, 6, 7, 8};
 
 /* (x + w) + x -> output 0, through a view that starts at element 1 of the sum -> output 1 */
@@ -390,7 +409,8 @@ static void make_host(Plan *p) {
     instr1(p, OP_contiguous, u, REG_NONE, SPACE_OUTPUT, 0);
     finish(p);
     for (uint32_t i = 0; i < p->ir.n_instrs; i++)
-        if (p->instrs[i].op == OP_host) node_attr_mut((Node *)(uintptr_t)p->instrs[i].node, ATTR_index)->i = 100 * (i == 1);
+        if (p->instrs[i].op == OP_host)
+            node_attr_mut((Node *)(uintptr_t)p->instrs[i].node, ATTR_index)->i = 100 * (i == 1);
 }
 
 static void test_host(void) {
@@ -410,8 +430,11 @@ static void test_host(void) {
         CHECK_EQUAL(h.calls, 2);
         CHECK(strcmp(h.log, "crcrr") == 0); /* t goes before the second call, o after it, u at the end */
     }
-    const struct { HostMode mode; Code code; int calls; } bad[] = {
-        {HOST_FAILS, CODE_HOST, 1}, {HOST_STRIDED, CODE_INTERNAL, 1}, {HOST_ALIAS, CODE_INTERNAL, 1}};
+    const struct {
+        HostMode mode;
+        Code code;
+        int calls;
+    } bad[] = {{HOST_FAILS, CODE_HOST, 1}, {HOST_STRIDED, CODE_INTERNAL, 1}, {HOST_ALIAS, CODE_INTERNAL, 1}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         h = (TestHost){.mode = bad[i].mode};
         CHECK_CODE(&p.ctx, bad[i].code, executor_run(&p.ctx, e, (void *[]){x}, (void *[]){y}, NULL, &calls));
