@@ -68,10 +68,9 @@ static Code mark_constant(Folder *f, const Node *node) {
     k->tensor = constant_tensor(c);
     k->constant = node_int(node, ATTR_index);
     k->shape_only = !c->data;
-    if (c->kind == CONSTANT_STATE || c->derived) {
-        bool narrow = dtype_is_int(c->dtype) && dtype_size(c->dtype) < 4;
-        k->sources = (Sources){true, narrow, c->bytes, c->name};
-    }
+    bool narrow = dtype_is_int(c->dtype) && dtype_size(c->dtype) < 4, state = c->kind == CONSTANT_STATE || c->derived;
+    if (state) k->sources = (Sources){true, false, c->bytes, c->name};
+    k->sources.narrow = narrow && (state || c->bytes > SMALL_BYTES);
     return CODE_OK;
 }
 
@@ -125,10 +124,10 @@ static Code mark_node(Folder *f, NodeId id) {
         if (node->operands[k] == VALUE_NONE) continue;
         const Known *operand = operand_known(f, node, k);
         if (!operand) return CODE_OK;
+        sources.narrow |= operand->sources.narrow;
         if (!operand->sources.state) continue;
         if (!sources.state) sources.name = operand->sources.name;
         sources.state = true;
-        sources.narrow |= operand->sources.narrow;
         sources.bytes += operand->sources.bytes;
     }
     if (op_is(node->op, VIEW)) {

@@ -4,10 +4,12 @@
 
 #include "passes/passes.h"
 
+enum { SMALL_BYTES = 4 << 10 }; /* what may be copied and grown without a thought */
+
 /* What a value that is known at compile time was made from. */
 typedef struct Sources {
     bool state;        /* parameters or buffers take part */
-    bool narrow;       /* ... among them integers of less than 32 bits: packed weights, which must stay packed */
+    bool narrow;       /* integers of less than 32 bits from state or large literals: packed weights, which must stay packed */
     int64_t bytes;     /* memory of the state that takes part */
     const char *name;  /* of the first state, "" if none */
 } Sources;

@@ -6,15 +6,14 @@
 #include "passes/evaluate.h"
 
 enum {
-    SMALL_BYTES = 4 << 10,    /* results that may be larger than the state they come from */
-    STATE_BYTES = 64 << 10,   /* largest result made from state */
-    MAX_ROUNDS = 4,           /* simplification makes constants and constants make simplification possible */
+    STATE_BYTES = 64 << 10, /* largest result made from state */
+    MAX_ROUNDS = 4,         /* simplification makes constants and constants make simplification possible */
 };
 
 static bool may_fold(const PassContext *pc, const Sources *sources, int64_t bytes) {
     if (bytes > pc->options.fold_limit_bytes) return false;
-    if (!sources->state) return true;
     if (sources->narrow) return false; /* packed int4 / int8 weights are unpacked by the run, not by us */
+    if (!sources->state) return true;
     return bytes <= SMALL_BYTES || (bytes <= sources->bytes && bytes <= STATE_BYTES);
 }
 
