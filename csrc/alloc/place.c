@@ -3,10 +3,10 @@
  * 1. Linear scan over the schedule: each block takes the free gap that fits best; memory of blocks that end is given back.
  *    Near linear, always done.
  * 2. If that misses the bound, greedy plans: blocks are placed one by one in some order, each into the best gap between the
- *    blocks placed before that are live together with it. Orders: by size, by how full memory is while the block lives, by
- *    length of life; each once with the topmost block against the others and once against the bound.
- * 3. Repairs of the best of these orders: the block that sticks out at the top moves to a random place before; the change
- *    is kept if the plan grows no larger. (The dice are always the same: plans do not differ from run to run.)
+ *    blocks placed before that are live together with it. Orders: by how full memory is while the block lives, by size, by
+ *    length of life; each once with the topmost block against the others and once hanging from the bound.
+ * 3. Repairs of the best of these orders: a block that lies above the bound is placed before one of those that were in its
+ *    way; the change is kept if no more bytes lie above the bound. (The dice are seeded alike: plans do not differ.)
  * The smallest plan is kept. The search ends at the bound (for repairs and many blocks: near it), or when its work is spent; the work allowed
  * grows with the number of blocks, not faster.
  */
@@ -18,7 +18,7 @@
 enum {
     WORK = 200000, /* steps of some 20 ns */
     WORK_PER_BLOCK = 600,
-    REPAIRS = 500,
+    REPAIRS = 200,
     GOOD_ENOUGH = 100, /* one part in so many above the bound: for repairs, and for more than MANY blocks */
     MANY = 2000,
 };
@@ -89,7 +89,7 @@ static Code linear_scan(Context *ctx, Arena *scratch, Block *blocks, uint32_t n,
 }
 
 /* --- greedy plans ------------------------------------------------------------------------------------------------------ */
-typedef struct Key { int64_t major, minor; uint32_t block; } Key;
+typedef struct Key { int64_t first, second, third; uint32_t block; } Key; /* larger ones come first */
 typedef struct Greedy {
     const Block *blocks;
     uint32_t n, leaves;
@@ -98,14 +98,17 @@ typedef struct Greedy {
     Key *order;
     Gap *near;        /* what conflicts with the block in hand */
     uint32_t n_near;
-    int64_t ceiling;  /* > 0: a block above all others goes up to it, and leaves the free bytes below itself */
+    int64_t bound;
+    bool hang;        /* a block above all others hangs from the bound, and leaves the free bytes below itself */
+    uint64_t dice;
     int64_t work;
 } Greedy;
 
 static int compare_keys(const void *a, const void *b) {
     const Key *x = a, *y = b;
-    if (x->major != y->major) return x->major > y->major ? -1 : 1;
-    if (x->minor != y->minor) return x->minor > y->minor ? -1 : 1;
+    if (x->first != y->first) return x->first > y->first ? -1 : 1;
+    if (x->second != y->second) return x->second > y->second ? -1 : 1;
+    if (x->third != y->third) return x->third > y->third ? -1 : 1;
     return x->block < y->block ? -1 : x->block > y->block;
 }
 
@@ -151,42 +154,74 @@ static int64_t place_one(Greedy *g, uint32_t b) {
         }
         if (g->near[k].offset + g->near[k].size > end) end = g->near[k].offset + g->near[k].size;
     }
-    int64_t above = g->ceiling - block->size > end ? g->ceiling - block->size : end;
+    int64_t above = g->hang && g->bound - block->size > end ? g->bound - block->size : end;
     g->offset[b] = best >= 0 ? best : above;
+    g->work -= g->n_near;
     for (uint32_t t = g->leaves + b; t > 0; t /= 2) {
         if (g->latest[t] < block->last + 1) g->latest[t] = block->last + 1;
     }
     return g->offset[b] + block->size;
 }
 
-/* Places all in g->order; keeps the plan if it is smaller than *size. Returns its size, -1 when the work is spent.
- * `*top`: place in the order of the block that ends last. */
-static int64_t attempt(Greedy *g, Block *blocks, int64_t *size, uint32_t *top) {
+typedef struct Outcome {
+    int64_t excess;   /* bytes of blocks above the bound, -1 when the work is spent */
+    uint32_t culprit; /* place in the order of one of these blocks, by the dice */
+} Outcome;
+
+static uint32_t throw_dice(Greedy *g, uint32_t sides) {
+    g->dice = g->dice * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(g->dice >> 33) % sides;
+}
+
+/* Places all in g->order; keeps the plan if it is smaller than *size. */
+static Outcome attempt(Greedy *g, Block *blocks, int64_t *size) {
+    Outcome out = {0};
     int64_t most = 0;
+    uint32_t n_above = 0;
     memset(g->latest, 0, 2 * (size_t)g->leaves * sizeof *g->latest);
     for (uint32_t k = 0; k < g->n; k++) {
         int64_t end = place_one(g, g->order[k].block);
-        if (g->work <= 0) return -1;
-        if (end <= most) continue;
-        most = end;
-        *top = k;
+        if (g->work <= 0) return (Outcome){.excess = -1};
+        if (end > most) most = end;
+        if (end <= g->bound) continue;
+        out.excess += end - g->bound;
+        if (throw_dice(g, ++n_above) == 0) out.culprit = k;
     }
-    if (most >= *size) return most;
+    if (most >= *size) return out;
     *size = most;
     for (uint32_t b = 0; b < g->n; b++) blocks[b].offset = g->offset[b];
-    return most;
+    return out;
 }
 
-/* fullest[b]: the most bytes that are live at once while block b lives. `live` is overwritten level by level (a sparse table
- * of maxima over 2^k positions), blocks are answered at the level of their length. */
-static void find_fullest(const Block *blocks, uint32_t n, int64_t *live, uint32_t length, Key *keys) {
+/* Moves the block at place `from` of the order before one, by the dice, of those that are placed before it and live with it. */
+static void move_before_other(Greedy *g, uint32_t from) {
+    Key moved = g->order[from];
+    uint32_t to = from, n_others = 0;
+    for (uint32_t k = 0; k < from; k++) {
+        const Block *a = &g->blocks[g->order[k].block], *b = &g->blocks[moved.block];
+        if (a->first <= b->last && b->first <= a->last && throw_dice(g, ++n_others) == 0) to = k;
+    }
+    memmove(g->order + to + 1, g->order + to, (from - to) * sizeof *g->order);
+    g->order[to] = moved;
+}
+
+/* How full memory is while a block lives: live bytes at the fullest position, and summed over all its positions. */
+typedef struct Load { int64_t most, sum; } Load;
+
+/* `live` is overwritten: by sums from the start and back, then level by level (a sparse table of maxima over 2^k positions),
+ * where blocks are answered at the level of their length. */
+static void find_loads(const Block *blocks, uint32_t n, int64_t *live, uint32_t length, Load *load) {
+    for (uint32_t p = 1; p < length; p++) live[p] += live[p - 1];
+    for (uint32_t b = 0; b < n; b++)
+        load[b].sum = live[blocks[b].last] - (blocks[b].first ? live[blocks[b].first - 1] : 0);
+    for (uint32_t p = length - 1; p > 0; p--) live[p] -= live[p - 1];
     for (uint32_t level = 0; (uint64_t)1 << level <= length; level++) {
         uint32_t span = 1u << level;
         for (uint32_t b = 0; b < n; b++) {
             uint32_t lives = blocks[b].last - blocks[b].first + 1;
             if (lives < span || lives / 2 >= span) continue;
             int64_t left = live[blocks[b].first], right = live[blocks[b].last + 1 - span];
-            keys[b] = (Key){left > right ? left : right, blocks[b].size, b};
+            load[b].most = left > right ? left : right;
         }
         for (uint32_t p = 0; (uint64_t)p + 2 * (uint64_t)span <= length; p++) {
             if (live[p + span] > live[p]) live[p] = live[p + span];
@@ -194,48 +229,56 @@ static void find_fullest(const Block *blocks, uint32_t n, int64_t *live, uint32_
     }
 }
 
+enum Kind { FULLEST, LARGEST, FULLEST_LARGEST, LONGEST, KINDS };
+
+static void make_order(Greedy *g, enum Kind kind, const Load *load) {
+    for (uint32_t b = 0; b < g->n; b++) {
+        int64_t size = g->blocks[b].size, lives = (int64_t)g->blocks[b].last - g->blocks[b].first + 1;
+        switch (kind) {
+            case FULLEST: g->order[b] = (Key){load[b].most, load[b].sum, size, b}; break;
+            case LARGEST: g->order[b] = (Key){size, 0, 0, b}; break;
+            case FULLEST_LARGEST: g->order[b] = (Key){load[b].most, size, 0, b}; break;
+            default: g->order[b] = (Key){lives, size, 0, b}; break;
+        }
+    }
+    qsort(g->order, g->n, sizeof *g->order, compare_keys);
+}
+
 static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *live, int64_t bound,
                    int64_t *size) {
-    Greedy g = {.blocks = blocks, .n = n, .leaves = 1, .work = WORK + WORK_PER_BLOCK * (int64_t)n};
-    uint32_t top = 0, best_top = 0;
+    Greedy g = {.blocks = blocks, .n = n, .leaves = 1, .bound = bound, .dice = 1,
+                .work = WORK + WORK_PER_BLOCK * (int64_t)n};
     while (g.leaves < n) g.leaves *= 2;
     TRY(ARENA_NEW(ctx, scratch, 2 * (size_t)g.leaves, &g.latest));
     TRY(ARENA_NEW(ctx, scratch, n, &g.offset));
     TRY(ARENA_NEW(ctx, scratch, n, &g.order));
     TRY(ARENA_NEW(ctx, scratch, n, &g.near));
-    Key *best;
-    TRY(ARENA_NEW(ctx, scratch, n, &best));
-    int64_t got, best_size = INT64_MAX;
-    enum { SIZE, FULLEST, LENGTH, KINDS };
+    Load *load;
+    TRY(ARENA_NEW(ctx, scratch, n, &load));
+    Key *best_order;
+    TRY(ARENA_NEW(ctx, scratch, n, &best_order));
+    Outcome out, best = {.excess = INT64_MAX};
+    bool best_hangs = false;
+    find_loads(blocks, n, live, length, load);
     for (int kind = 0; kind < KINDS && *size > bound; kind++) {
-        for (uint32_t b = 0; b < n; b++) {
-            int64_t lives = (int64_t)blocks[b].last - blocks[b].first + 1;
-            g.order[b] = (Key){kind == SIZE ? blocks[b].size : lives, blocks[b].size, b};
-        }
-        if (kind == FULLEST) find_fullest(blocks, n, live, length, g.order); /* spoils `live` */
-        qsort(g.order, n, sizeof *g.order, compare_keys);
-        for (int up = 0; up < 2 && *size > bound; up++) {
-            g.ceiling = up ? bound : 0;
-            if ((got = attempt(&g, blocks, size, &top)) < 0) return CODE_OK;
-            if (got >= best_size) continue;
-            best_size = got;
-            best_top = top;
-            memcpy(best, g.order, n * sizeof *best);
+        make_order(&g, (enum Kind)kind, load);
+        for (int hang = 0; hang < 2 && *size > bound; hang++) {
+            g.hang = hang;
+            if ((out = attempt(&g, blocks, size)).excess < 0) return CODE_OK;
+            if (out.excess >= best.excess) continue;
+            best = out;
+            best_hangs = g.hang;
+            memcpy(best_order, g.order, n * sizeof *best_order);
         }
     }
-    uint64_t dice = 1;
-    for (int repair = 0; repair < REPAIRS && *size - bound > bound / GOOD_ENOUGH && best_top > 0; repair++) {
-        dice = dice * 6364136223846793005u + 1442695040888963407u;
-        uint32_t to = (uint32_t)(dice >> 33) % best_top;
-        g.ceiling = repair & 1 ? bound : 0;
-        memcpy(g.order, best, n * sizeof *best);
-        memmove(g.order + to + 1, g.order + to, (best_top - to) * sizeof *g.order);
-        g.order[to] = best[best_top];
-        if ((got = attempt(&g, blocks, size, &top)) < 0) break;
-        if (got > best_size) continue;
-        best_size = got;
-        best_top = top;
-        memcpy(best, g.order, n * sizeof *best);
+    g.hang = best_hangs;
+    for (int repair = 0; repair < REPAIRS && *size - bound > bound / GOOD_ENOUGH; repair++) {
+        memcpy(g.order, best_order, n * sizeof *best_order);
+        move_before_other(&g, best.culprit);
+        if ((out = attempt(&g, blocks, size)).excess < 0) break;
+        if (out.excess > best.excess) continue;
+        best = out;
+        memcpy(best_order, g.order, n * sizeof *best_order);
     }
     return CODE_OK;
 }
