@@ -1,8 +1,9 @@
 """Goldens: IR text through `forge-opt`, compared with what is written down.
 
-A file of tests/golden/ holds cases, divided by lines of `====`. A case is header lines (`# passes: ...`, and where it is not
-the default `# emit: ...`, `# target: ...`, `# alpha: ...`; other `#` lines say what it shows), the graph that goes in, a line
-`----`, and what comes out. FORGE_BLESS=1 rewrites what comes out: read the difference before you commit it."""
+A file of tests/golden/ holds cases, divided by lines of `====`. A case is header lines (`# passes: ...`, and where it
+is not the default `# emit: ...`, `# target: ...`, `# alpha: ...`; other `#` lines say what it shows), the graph that
+goes in, a line `----`, and what comes out. FORGE_BLESS=1 rewrites what comes out (run it in one process): read the
+difference before you commit it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def cases() -> list[tuple[Path, int]]:
 def name_of(case: tuple[Path, int]) -> str:
     path, k = case
     text = path.read_text().split("\n====\n")[k]
-    title = next((m[1] for m in re.finditer(r"^# (.+)", text, re.MULTILINE) if m[1].split(":")[0] not in OPTIONS), str(k))
+    title = next(
+        (m[1] for m in re.finditer(r"^# (.+)", text, re.MULTILINE) if m[1].split(":")[0] not in OPTIONS), str(k)
+    )
     return f"{path.stem}-{k}-{re.sub(r'[^A-Za-z0-9]+', '_', title)[:40]}"
 
 
@@ -46,7 +49,9 @@ def run(forge_opt: Path, arguments: list[str], text: str) -> subprocess.Complete
 
 def expected_and_actual(forge_opt: Path, case: str) -> tuple[str, str, str]:
     source, _, expected = f"{case}\n".partition("\n----\n")
-    arguments = [f"--{m[1]}={m[2].strip()}" for m in re.finditer(rf"^# ({'|'.join(OPTIONS)}):(.*)", source, re.MULTILINE)]
+    arguments = [
+        f"--{m[1]}={m[2].strip()}" for m in re.finditer(rf"^# ({'|'.join(OPTIONS)}):(.*)", source, re.MULTILINE)
+    ]
     done = run(forge_opt, arguments, source)
     actual = done.stdout if done.returncode == 0 else f"error: {done.stderr}"
     assert done.returncode in (0, 1), f"exit code {done.returncode}: {done.stderr}"
@@ -69,7 +74,7 @@ def test_golden(forge_opt: Path, case: tuple[Path, int]) -> None:
 def test_output_is_a_fixed_point_of_printing(forge_opt: Path, case: tuple[Path, int]) -> None:
     """What comes out parses, verifies and prints as itself."""
     path, k = case
-    source, _, actual = expected_and_actual(forge_opt, path.read_text().split("\n====\n")[k])
+    _, _, actual = expected_and_actual(forge_opt, path.read_text().split("\n====\n")[k])
     if actual.startswith("graph"):
         assert run(forge_opt, ["--passes=none"], actual).stdout.strip("\n") == actual
 
@@ -81,7 +86,9 @@ def test_every_pass_has_a_golden(forge_opt: Path) -> None:
     assert set(listed) <= names
 
 
-@pytest.mark.parametrize("arguments", [["--passes=nothing"], ["--emit=nothing"], ["--target=nothing"], ["--alpha=2"], ["--wrong"]])
+@pytest.mark.parametrize(
+    "arguments", [["--passes=nothing"], ["--emit=nothing"], ["--target=nothing"], ["--alpha=2"], ["--wrong"]]
+)
 def test_wrong_arguments(forge_opt: Path, arguments: list[str]) -> None:
     done = run(forge_opt, arguments, "graph { return }")
     assert done.returncode == 1 and not done.stdout and "forge-opt: " in done.stderr
