@@ -10,6 +10,7 @@ int32_t body_input(Body *body, ValueId v) {
 
 int32_t body_append(Body *body, const Body *other, uint32_t max_steps) {
     uint32_t base = body->n_steps;
+    if (max_steps > PROGRAM_MAX_STEPS) max_steps = PROGRAM_MAX_STEPS;
     if (base + other->n_steps > max_steps) return STEP_NONE;
     for (uint32_t k = 0; k < other->n_steps; k++) {
         Step step = other->steps[k];
@@ -29,7 +30,7 @@ int32_t body_append(Body *body, const Body *other, uint32_t max_steps) {
 }
 
 bool body_add_node(Body *body, const Graph *g, const Node *node, const int32_t *srcs, uint32_t max_steps) {
-    if (body->n_steps >= max_steps) return false;
+    if (body->n_steps >= max_steps || body->n_steps >= PROGRAM_MAX_STEPS) return false;
     step_from_node(node, graph_value(g, node->first_result)->dtype, srcs, node->n_operands,
                    &body->steps[body->n_steps++]);
     return true;
