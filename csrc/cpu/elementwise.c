@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cpu/cpu.h"
+#include "cpu/move.h"
 
 Code ew_fail(Context *ctx, EwFault fault) {
     switch (fault) {
@@ -384,17 +385,6 @@ static void make_walk(Walk *s, const Tensor *in, const Tensor *out) {
     }
 }
 
-static void copy_strided(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n, size_t size) {
-#define COPY(T)                                                                                                        \
-    for (int64_t i = 0; i < n; i++) ((T *)(void *)to)[i * to_stride] = ((const T *)(const void *)from)[i * from_stride]
-    if (to_stride == 1 && from_stride == 1) memcpy(to, from, (size_t)n * size);
-    else if (size == 1) COPY(uint8_t);
-    else if (size == 2) COPY(uint16_t);
-    else if (size == 4) COPY(uint32_t);
-    else COPY(uint64_t);
-#undef COPY
-}
-
 /* Moves `n` elements of operand k from position `index` on between its memory and a slot. */
 static void move_operand(const Walk *s, uint32_t k, const int64_t *index, int64_t n, char *slot, bool gather) {
     int64_t at[MAX_RANK], inner = s->shape[s->rank - 1], stride = s->strides[k][s->rank - 1], offset = 0;
@@ -406,8 +396,8 @@ static void move_operand(const Walk *s, uint32_t k, const int64_t *index, int64_
         int64_t run = inner - at[s->rank - 1];
         if (run > n) run = n;
         char *memory = s->data[k] + offset * (int64_t)s->size[k];
-        if (gather) copy_strided(slot, 1, memory, stride, run, s->size[k]);
-        else copy_strided(memory, stride, slot, 1, run, s->size[k]);
+        if (gather) copy_row(slot, 1, memory, stride, run, s->size[k]);
+        else copy_row(memory, stride, slot, 1, run, s->size[k]);
         slot += (size_t)run * s->size[k];
         n -= run;
         offset -= at[s->rank - 1] * stride;

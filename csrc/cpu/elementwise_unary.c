@@ -1,4 +1,7 @@
 /* Elementwise functions of one operand, clamp, in portable C. Bools are uint8_t of 0 or 1. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3") /* vector code for the plain loops */
+#endif
 #include <math.h>
 #include <tgmath.h>
 

@@ -51,12 +51,36 @@ typedef struct Elements {
     _Atomic int64_t bad_index;
 } Elements;
 
+/* Between near's row and the elements of far at `offsets`. */
+static void move_elements(const Elements *e, char *near, int64_t step, char *far, const int64_t *offsets, int64_t n) {
+    size_t size = dtype_size(e->far->dtype);
+    if (e->add) {
+        for (int64_t j = 0; j < n; j++) e->add(far + offsets[j] * (int64_t)size, 1, near + j * step * (int64_t)size, 1, 1);
+        return;
+    }
+#define MOVE(T)                                                                                                        \
+    for (int64_t j = 0; j < n; j++) {                                                                                  \
+        T *a = (T *)(void *)near + j * step, *b = (T *)(void *)far + offsets[j];                                       \
+        if (e->gather) *a = *b;                                                                                        \
+        else *b = *a;                                                                                                  \
+    }                                                                                                                  \
+    break
+    typedef struct Double { uint64_t word[2]; } Double;
+    switch (size) {
+    case 1: MOVE(uint8_t);
+    case 2: MOVE(uint16_t);
+    case 4: MOVE(uint32_t);
+    case 8: MOVE(uint64_t);
+    default: MOVE(Double);
+    }
+#undef MOVE
+}
+
 static void elements_part(void *arg, int64_t part, int thread) {
     (void)thread;
     Elements *e = arg;
     const Tensor *index = e->index, *near = e->near, *far = e->far;
     int last = index->rank - 1;
-    size_t size = dtype_size(far->dtype);
     int64_t limit = index->rank ? far->shape[e->dim] : 1, jump = index->rank ? far->strides[e->dim] : 0;
     int64_t index_step = last >= 0 ? index->strides[last] : 0, near_step = last >= 0 ? near->strides[last] : 0;
     int64_t far_step = last >= 0 && last != e->dim ? far->strides[last] : 0;
@@ -70,17 +94,19 @@ static void elements_part(void *arg, int64_t part, int thread) {
             near_at += i * near->strides[d];
             if (d != e->dim) far_at += i * far->strides[d];
         }
-        for (int64_t i = 0; i < e->row; i++) {
-            int64_t k = index_at(index, at + i * index_step);
-            if (k < 0 || k >= limit) {
-                atomic_store(&e->bad_index, k);
-                atomic_store(&e->failed, true);
-                return;
+        for (int64_t i = 0, n; i < e->row; i += n) {
+            int64_t offsets[256];
+            n = e->row - i < 256 ? e->row - i : 256;
+            for (int64_t j = 0; j < n; j++) {
+                int64_t k = index_at(index, at + (i + j) * index_step);
+                if (k < 0 || k >= limit) {
+                    atomic_store(&e->bad_index, k);
+                    atomic_store(&e->failed, true);
+                    return;
+                }
+                offsets[j] = (i + j) * far_step + k * jump;
             }
-            char *n = tensor_byte(near, near_at + i * near_step), *f = tensor_byte(far, far_at + i * far_step + k * jump);
-            if (e->gather) copy_row(n, 1, f, 1, 1, size);
-            else if (e->add) e->add(f, 1, n, 1, 1);
-            else copy_row(f, 1, n, 1, 1, size);
+            move_elements(e, tensor_byte(near, near_at + i * near_step), near_step, tensor_byte(far, far_at), offsets, n);
         }
     }
 }

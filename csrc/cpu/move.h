@@ -34,7 +34,7 @@ static inline void copy_row(char *to, int64_t to_stride, const char *from, int64
     typedef struct Wide { uint64_t word[2]; } Wide;
 #define COPY(T)                                                                                                        \
     for (int64_t i = 0; i < n; i++) ((T *)(void *)to)[i * to_stride] = ((const T *)(const void *)from)[i * from_stride]
-    if (to_stride == 1 && from_stride == 1) __builtin_memcpy(to, from, (size_t)n * size);
+    if (to_stride == 1 && from_stride == 1 && n > 8) __builtin_memcpy(to, from, (size_t)n * size);
     else if (size == 1) COPY(uint8_t);
     else if (size == 2) COPY(uint16_t);
     else if (size == 4) COPY(uint32_t);

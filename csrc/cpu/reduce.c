@@ -8,11 +8,9 @@
 
 #include "cpu/cpu.h"
 
-typedef enum Fold { FOLD_SUM, FOLD_PROD, FOLD_MAX, FOLD_MIN, FOLD_ANY, FOLD_ALL, FOLD_SQUARES } Fold;
-
 typedef struct Reduction {
     Fold fold;
-    bool is_float, mean, var;
+    bool is_float, mean, var, avx2;
     double divisor;
     WideLoad load;
     WideStore store;
@@ -87,15 +85,19 @@ static void pass(const Reduction *r, const char *x, int64_t stride, int64_t n, W
     for (;;) {
         int64_t offset = 0;
         for (int d = 0; d < last; d++) offset += at[d] * r->reduced_stride[d];
+        const char *line = x + offset * (int64_t)r->x_size;
         if (r->block > 1) {
             for (int64_t i = 0; i < inner; i++) {
-                r->load(chunk, x + (offset + i * inner_stride) * (int64_t)r->x_size, stride, n);
-                fold_columns(r, acc, chunk, mean, n);
+                const char *from = line + i * inner_stride * (int64_t)r->x_size;
+                int64_t done = r->avx2 && stride == 1 ? reduce_avx2(r->fold, true, &acc->f, (const float *)(const void *)from, mean, n) : 0;
+                r->load(chunk, from + done * (int64_t)r->x_size, stride, n - done);
+                fold_columns(r, acc + done, chunk, mean ? mean + done : NULL, n - done);
             }
         } else {
-            for (int64_t i = 0; i < inner; i += WIDE_CHUNK) {
-                int64_t m = inner - i < WIDE_CHUNK ? inner - i : WIDE_CHUNK;
-                r->load(chunk, x + (offset + i * inner_stride) * (int64_t)r->x_size, inner_stride, m);
+            int64_t i = r->avx2 && inner_stride == 1 ? reduce_avx2(r->fold, false, &lanes->f, (const float *)(const void *)line, mean, inner) : 0;
+            for (int64_t m; i < inner; i += m) {
+                m = inner - i < WIDE_CHUNK ? inner - i : WIDE_CHUNK;
+                r->load(chunk, line + i * inner_stride * (int64_t)r->x_size, inner_stride, m);
                 fold_row(r, lanes, chunk, mean, m);
             }
         }
@@ -174,6 +176,7 @@ Code reduce_run(KernelCall *call) {
                    .mean = op == OP_mean,
                    .var = op == OP_var,
                    .is_float = dtype_is_float(x->dtype),
+                   .avx2 = x->dtype == DTYPE_F32 && cpu_has_avx2(),
                    .load = wide_load(x->dtype),
                    .store = wide_store(out->dtype),
                    .x = x->data,

@@ -14,10 +14,27 @@ typedef struct Scan {
     bool is_float, product;
 } Scan;
 
-static Wide step(const Scan *s, Wide acc, Wide x) {
-    if (s->is_float) acc.f = s->product ? acc.f * x.f : acc.f + x.f;
-    else acc.i = (int64_t)(s->product ? (uint64_t)acc.i * (uint64_t)x.i : (uint64_t)acc.i + (uint64_t)x.i);
-    return acc;
+/* acc[j] = acc[j] op x[j]; in a row (`chain` 1) x[j] becomes the running value after it. */
+static void step(const Scan *s, Wide *acc, Wide *x, int64_t n, bool chain) {
+#define EACH(member, expr)                                                                                             \
+    if (chain)                                                                                                         \
+        for (int64_t j = 0; j < n; j++) x[j].member = acc->member = expr(acc->member, x[j].member);                    \
+    else                                                                                                               \
+        for (int64_t j = 0; j < n; j++) acc[j].member = expr(acc[j].member, x[j].member)
+#define ADD(a, b) ((a) + (b))
+#define MULTIPLY(a, b) ((a) * (b))
+#define ADD_WRAPPED(a, b) ((int64_t)((uint64_t)(a) + (uint64_t)(b)))
+#define MULTIPLY_WRAPPED(a, b) ((int64_t)((uint64_t)(a) * (uint64_t)(b)))
+    if (s->is_float && s->product) {
+        EACH(f, MULTIPLY);
+    } else if (s->is_float) {
+        EACH(f, ADD);
+    } else if (s->product) {
+        EACH(i, MULTIPLY_WRAPPED);
+    } else {
+        EACH(i, ADD_WRAPPED);
+    }
+#undef EACH
 }
 
 /* Element offset in x of row-major position `index` over its dimensions but `dim` (`from` <= d < `to`). */
@@ -48,7 +65,7 @@ static void scan_part(void *arg, int64_t part, int thread) {
         for (int64_t t = 0; t < s->size; t += WIDE_CHUNK) {
             int64_t m = s->size - t < WIDE_CHUNK ? s->size - t : WIDE_CHUNK;
             s->load(chunk, from + t * stride * x_size, stride, m);
-            for (int64_t j = 0; j < m; j++) chunk[j] = acc[0] = step(s, acc[0], chunk[j]);
+            step(s, acc, chunk, m, true);
             s->store(to + t * x_size, chunk, m);
         }
         return;
@@ -57,7 +74,7 @@ static void scan_part(void *arg, int64_t part, int thread) {
     for (int64_t j = 0; j < n; j++) offsets[j] = offset_in(x, s->dim + 1, x->rank, first + j);
     for (int64_t t = 0; t < s->size; t++) {
         for (int64_t j = 0; j < n; j++) s->load(&chunk[j], from + (t * stride + offsets[j]) * x_size, 1, 1);
-        for (int64_t j = 0; j < n; j++) acc[j] = step(s, acc[j], chunk[j]);
+        step(s, acc, chunk, n, false);
         s->store(to + t * s->inner * x_size, acc, n);
     }
 }
