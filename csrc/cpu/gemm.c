@@ -4,8 +4,8 @@
 #include <string.h>
 
 enum {
-    BLOCK_ROWS = 144,         /* with BLOCK_K: 216 KB of A, for the L2 */
-    BLOCK_K = 384,            /* a panel of this depth is 24 KB, for the L1 */
+    BLOCK_ROWS = 144,         /* with BLOCK_K: 108 KB of A, for the L2 */
+    BLOCK_K = 192,            /* a panel of this depth is 12 KB, for the L1; MKL's sums have this form, and so its errors */
     GROUP_PANELS = GEMM_MAX_SEGMENT / GEMM_COLS,
     A_FLOATS = 512 << 10,     /* of A packed at once, if that is at least one block */
     B_FLOATS = 256 << 10,     /* of B, if that is at least one panel */
@@ -16,7 +16,7 @@ enum {
 
 /* All that follows from the shape alone. */
 typedef struct Plan {
-    int64_t block_rows, block_k;
+    int64_t block_rows;
     int64_t group;              /* panels in a part */
     int64_t chunk_rows, chunk_panels;
     int64_t a_floats, b_floats, c_floats;
@@ -26,9 +26,8 @@ typedef struct Plan {
 static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed) {
     Plan p;
     int64_t rows = round_up(max_i64(m, 1), GEMM_ROWS), panels = max_i64(gemm_panels(n), 1), depth = max_i64(k, 1);
-    int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, k_blocks = (depth + BLOCK_K - 1) / BLOCK_K;
+    int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     p.block_rows = round_up((rows + row_blocks - 1) / row_blocks, GEMM_ROWS);
-    p.block_k = (depth + k_blocks - 1) / k_blocks;
     p.local = batch > 1 && (rows + panels * GEMM_COLS) * k <= LOCAL_FLOATS;
     p.chunk_rows = min_i64(rows, p.block_rows * max_i64(1, A_FLOATS / (p.block_rows * depth)));
     p.chunk_panels = packed ? panels : min_i64(panels, max_i64(1, B_FLOATS / (GEMM_COLS * depth)));
@@ -149,27 +148,28 @@ static void compute(void *arg, int64_t part, int thread) {
     float *c = job->c + thread * p->c_floats;
     int64_t width = panels * GEMM_COLS, step = g->a.col;
 
-    if (g->k == 0) memset(c, 0, (size_t)(rows * width) * sizeof *c);
+    bool start = g->finish->bias || g->k == 0;
+    int64_t row = job->batch * g->m + job->row + begin, col = (job->panel + panel) * GEMM_COLS;
+    for (int64_t i = 0; start && i < rows; i++) gemm_start_row(g->finish, row + i, col, width, c + i * width);
     if (!job->a) { /* few rows: each panel is read once, as one stream */
         const float *a = (const float *)job->a_data + (job->row + begin) * g->a.row;
         for (int64_t j = 0; j < panels; j++, b += GEMM_COLS * g->k)
-            for (int64_t k = 0; k < g->k; k += p->block_k)
-                kernels->tile((int)rows, min_i64(p->block_k, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS, GEMM_COLS,
-                              c + j * GEMM_COLS, width, k > 0);
+            for (int64_t k = 0; k < g->k; k += BLOCK_K)
+                kernels->tile((int)rows, min_i64(BLOCK_K, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS, GEMM_COLS,
+                              c + j * GEMM_COLS, width, start || k > 0);
     } else {
-        for (int64_t k = 0; k < g->k; k += p->block_k) {
-            int64_t depth = min_i64(p->block_k, g->k - k);
+        for (int64_t k = 0; k < g->k; k += BLOCK_K) {
+            int64_t depth = min_i64(BLOCK_K, g->k - k);
             for (int64_t j = 0; j < panels; j++)
                 for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
                     int tile = (int)min_i64(GEMM_ROWS, rows - i);
                     kernels->tile_packed(tile, depth, job->a + (begin + i) * g->k + k * tile, b + (j * g->k + k) * GEMM_COLS,
-                                         c + i * width + j * GEMM_COLS, width, k > 0);
+                                         c + i * width + j * GEMM_COLS, width, start || k > 0);
                 }
         }
     }
-    int64_t col = (job->panel + panel) * GEMM_COLS, cols = min_i64(width, g->n - col);
-    for (int64_t i = 0; i < rows; i++)
-        gemm_finish_row(g->finish, job->batch * g->m + job->row + begin + i, col, cols, c + i * width);
+    int64_t cols = min_i64(width, g->n - col);
+    for (int64_t i = 0; i < rows; i++) gemm_finish_row(g->finish, row + i, col, cols, c + i * width);
 }
 
 /* scratch: a_floats, b_floats, c_floats for each thread of the pool. */

@@ -47,8 +47,10 @@ typedef struct GemmFinish {
 
 /* `first`: the operand that is input 1 of the node's program. */
 MUST_USE Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, const Tensor *bias);
-/* Columns [col, col + count) of a row of the result from `product`, which is overwritten. count <= GEMM_MAX_SEGMENT */
-enum { GEMM_MAX_SEGMENT = 256 };
+/* Columns [col, col + count) of a row: what the sums are added to (the bias comes first, as in MKL, or 0; 0 past n). */
+void gemm_start_row(const GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
+/* The same columns of the result from `product`, which is overwritten. */
+enum { GEMM_MAX_SEGMENT = 256 }; /* largest count */
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
 
 /* --- f32: gemm.c ------------------------------------------------------------------------------------------------------------ */

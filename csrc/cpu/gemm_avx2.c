@@ -4,7 +4,6 @@
 #if defined(__AVX2__) && defined(__FMA__)
 #include "cpu/vmath_avx2.h"
 
-#include <string.h>
 
 /* Inlined with constant `rows` and strides into each case of the switches below. */
 static inline __attribute__((always_inline)) void tile_body(const int rows, int64_t k, const float *restrict a, int64_t a_row,
@@ -12,10 +11,7 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, int6
                                                             float *restrict c, int64_t c_row, bool add) {
     __m256 r[GEMM_ROWS][2];
 #pragma GCC unroll 6
-    for (int i = 0; i < rows; i++) {
-        r[i][0] = add ? _mm256_loadu_ps(c + i * c_row) : _mm256_setzero_ps();
-        r[i][1] = add ? _mm256_loadu_ps(c + i * c_row + 8) : _mm256_setzero_ps();
-    }
+    for (int i = 0; i < rows; i++) r[i][0] = r[i][1] = _mm256_setzero_ps();
     for (int64_t p = 0; p < k; p++) {
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
         _mm_prefetch((const char *)(b + 16 * b_row), _MM_HINT_T0);
@@ -30,8 +26,9 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, int6
     }
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++) {
-        _mm256_storeu_ps(c + i * c_row, r[i][0]);
-        _mm256_storeu_ps(c + i * c_row + 8, r[i][1]);
+        float *to = c + i * c_row;
+        _mm256_storeu_ps(to, add ? _mm256_add_ps(_mm256_loadu_ps(to), r[i][0]) : r[i][0]);
+        _mm256_storeu_ps(to + 8, add ? _mm256_add_ps(_mm256_loadu_ps(to + 8), r[i][1]) : r[i][1]);
     }
 }
 
@@ -97,12 +94,6 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
-static void add_row(float *c, const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(c + i, _mm256_add_ps(_mm256_loadu_ps(c + i), _mm256_loadu_ps(x + i)));
-    for (; i < n; i++) c[i] += x[i];
-}
-
 static void scale_row(float *dst, const float *src, float factor, int64_t n) {
     int64_t i = 0;
     __m256 f = _mm256_set1_ps(factor);
@@ -111,7 +102,7 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
 }
 
 const GemmKernels *gemm_kernels_avx2(void) {
-    static const GemmKernels kernels = {tile, tile_packed, interleave, add_row, scale_row};
+    static const GemmKernels kernels = {tile, tile_packed, interleave, scale_row};
     return &kernels;
 }
 #else

@@ -1,4 +1,5 @@
-/* What happens to a block of the product while it is hot: bias, then the node's elementwise program, then the store. */
+/* What happens to a block of the product while it is hot: it starts as the bias; in the end the node's elementwise program
+ * takes it to the result. */
 #include "cpu/gemm.h"
 
 #include <string.h>
@@ -61,39 +62,28 @@ Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, con
     return CODE_OK;
 }
 
-static void add_bias(const GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product) {
-    int64_t at = (f->bias_rows ? row % f->bias_rows : col) * f->bias_stride, step = f->bias_rows ? 0 : f->bias_stride;
-    if (f->product == DTYPE_F32) {
-        float *p = product;
-        if (f->bias_type == DTYPE_F32 && step == 1) {
-            f->kernels->add(p, (const float *)(const void *)f->bias + at, count);
-            return;
-        }
-        for (int64_t j = 0; j < count; j++) p[j] += load_f32(f->bias, f->bias_type, at + j * step);
+void gemm_start_row(const GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product) {
+    size_t size = dtype_size(f->product);
+    int64_t there = min_i64(count, f->n - col), at = (f->bias_rows ? row % f->bias_rows : col) * f->bias_stride;
+    int64_t step = f->bias_rows ? 0 : f->bias_stride;
+    if (!f->bias) {
+        memset(product, 0, (size_t)count * size);
         return;
     }
-#define ADD(D, T, U)                                                                                                   \
-    case DTYPE_##D:                                                                                                    \
-        for (int64_t j = 0; j < count; j++)                                                                            \
-            ((T *)product)[j] = (T)((U)((T *)product)[j] + (U)((const T *)(const void *)f->bias)[at + j * step]);      \
-        break;
-    switch (f->product) {
-        ADD(F64, double, double)
-        ADD(U8, uint8_t, uint32_t)
-        ADD(I8, int8_t, uint32_t)
-        ADD(I16, int16_t, uint32_t)
-        ADD(I32, int32_t, uint32_t)
-        ADD(I64, int64_t, uint64_t)
-    default: break;
+    memset((char *)product + (size_t)there * size, 0, (size_t)(count - there) * size);
+    if (f->bias_type == f->product && step == 1) {
+        memcpy(product, f->bias + (size_t)at * size, (size_t)there * size);
+    } else if (f->product == DTYPE_F32) {
+        for (int64_t j = 0; j < there; j++) ((float *)product)[j] = load_f32(f->bias, f->bias_type, at + j * step);
+    } else {
+        for (int64_t j = 0; j < there; j++) memcpy((char *)product + (size_t)j * size, f->bias + (size_t)(at + j * step) * size, size);
     }
-#undef ADD
 }
 
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product) {
     EwSrc src[PROGRAM_MAX_INPUTS] = {{product, 1}};
     uint64_t gathered[PROGRAM_MAX_INPUTS][GEMM_MAX_SEGMENT]; /* rows of operands that are strided inside */
     int n_gathered = 0;
-    if (f->bias) add_bias(f, row, col, count, product);
     for (uint32_t i = 1; i < f->program.n_inputs; i++) {
         const GemmRows *in = &f->inputs[i];
         size_t size = dtype_size(in->dtype);

@@ -1,9 +1,7 @@
 /* Products of f64 and of integers (which wrap around): blocks of B copied into [k][8], rows of A against them. */
 #include "cpu/gemm.h"
 
-#include <string.h>
-
-enum { COLS = 8, DEPTH = 512, ROWS = 16, SCRATCH = (DEPTH + ROWS) * COLS * 8 };
+enum { COLS = 8, DEPTH = 192, ROWS = 16, SCRATCH = (DEPTH + ROWS) * COLS * 8 };
 
 int64_t gemm_plain_scratch(int threads) { return (int64_t)SCRATCH * threads; }
 
@@ -20,24 +18,23 @@ typedef struct Job {
         const Gemm *g = job->g;                                                                                        \
         T *b = (T *)(void *)(job->scratch + (int64_t)SCRATCH * thread), *c = b + DEPTH * COLS;                         \
         int64_t batch = part / (job->row_blocks * job->col_blocks), block = part % (job->row_blocks * job->col_blocks);\
-        int64_t row = block % job->row_blocks * ROWS, rows = min_i64(ROWS, g->m - row);                               \
-        int64_t col = block / job->row_blocks * COLS, cols = min_i64(COLS, g->n - col);                               \
+        int64_t row = block % job->row_blocks * ROWS, rows = min_i64(ROWS, g->m - row);                                \
+        int64_t col = block / job->row_blocks * COLS, cols = min_i64(COLS, g->n - col);                                \
         const T *ap = (const T *)g->a.data + gemm_offset(g, g->a_batch, batch) + row * g->a.row;                       \
         const T *bp = (const T *)g->b.data + gemm_offset(g, g->b_batch, batch) + col * g->b.col;                       \
-        memset(c, 0, ROWS * COLS * sizeof(T));                                                                         \
+        for (int64_t i = 0; i < rows; i++) gemm_start_row(g->finish, batch * g->m + row + i, col, COLS, c + i * COLS); \
         for (int64_t k0 = 0; k0 < g->k; k0 += DEPTH) {                                                                 \
-            int64_t depth = min_i64(DEPTH, g->k - k0);                                                                \
+            int64_t depth = min_i64(DEPTH, g->k - k0);                                                                 \
             for (int64_t k = 0; k < depth; k++)                                                                        \
                 for (int64_t j = 0; j < COLS; j++)                                                                     \
                     b[k * COLS + j] = j < cols ? bp[(k0 + k) * g->b.row + j * g->b.col] : (T)0;                        \
             for (int64_t i = 0; i < rows; i++) {                                                                       \
-                U sum[COLS];                                                                                           \
-                for (int j = 0; j < COLS; j++) sum[j] = (U)c[i * COLS + j];                                            \
+                U sum[COLS] = {0};                                                                                     \
                 for (int64_t k = 0; k < depth; k++) {                                                                  \
                     U x = (U)ap[i * g->a.row + (k0 + k) * g->a.col];                                                   \
                     for (int j = 0; j < COLS; j++) sum[j] += x * (U)b[k * COLS + j];                                   \
                 }                                                                                                      \
-                for (int j = 0; j < COLS; j++) c[i * COLS + j] = (T)sum[j];                                            \
+                for (int j = 0; j < COLS; j++) c[i * COLS + j] = (T)((U)c[i * COLS + j] + sum[j]);                     \
             }                                                                                                          \
         }                                                                                                              \
         for (int64_t i = 0; i < rows; i++) gemm_finish_row(g->finish, batch * g->m + row + i, col, cols, c + i * COLS);\

@@ -1,18 +1,15 @@
 /* The inner kernels in plain C, and the choice between them and the vectorised ones. */
 #include "cpu/gemm_kernels.h"
 
-#include <string.h>
-
 static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row, float *c,
                  int64_t c_row, bool add) {
     for (int i = 0; i < rows; i++) {
         float acc[GEMM_COLS] = {0};
-        if (add) memcpy(acc, c + i * c_row, sizeof acc);
         for (int64_t p = 0; p < k; p++) {
             float x = a[i * a_row + p * a_k];
             for (int j = 0; j < GEMM_COLS; j++) acc[j] += x * b[p * b_row + j];
         }
-        memcpy(c + i * c_row, acc, sizeof acc);
+        for (int j = 0; j < GEMM_COLS; j++) c[i * c_row + j] = add ? c[i * c_row + j] + acc[j] : acc[j];
     }
 }
 
@@ -25,16 +22,12 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
-static void add_row(float *c, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) c[i] += x[i];
-}
-
 static void scale_row(float *dst, const float *src, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = src[i] * factor;
 }
 
 const GemmKernels *gemm_kernels(void) {
-    static const GemmKernels portable = {tile, tile_packed, interleave, add_row, scale_row};
+    static const GemmKernels portable = {tile, tile_packed, interleave, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;
     return avx2 ? avx2 : &portable;
 }
