@@ -7,6 +7,7 @@ nothing else. `capture_export` (torch.export, strict=False) is the reference imp
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import logging
 import operator
@@ -152,8 +153,8 @@ def capture_export(
         signature = Signature.of_exported(model, args, kwargs)
         return _Reader(model, signature, model, prefix="").read(None)
     signature = Signature.of_callable(model, args, kwargs)
-    watch = Watch(model, signature)
-    args, kwargs = signature.canonical(args, kwargs)
+    traced, (args, kwargs) = _without_meta(model, signature.canonical(args, kwargs))
+    watch = Watch(traced, signature)
     rng = torch.get_rng_state()
     try:
         with torch.no_grad(), _named_frames(model), _quiet():
@@ -166,6 +167,32 @@ def capture_export(
         torch.set_rng_state(rng)
     owner = model if isinstance(model, torch.nn.Module) else watch.module
     return _Reader(program, signature, owner, watch.prefix).read(watch)
+
+
+def _without_meta(model: Any, arguments: Any) -> Any:
+    """Model and arguments for tracing: meta tensors become fake cpu ones, so that they meet with tensors made on the way."""
+    if not isinstance(model, torch.nn.Module) or all(t.device.type != "meta" for t in (*model.parameters(), *model.buffers())):
+        return model, arguments
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(t: torch.Tensor) -> torch.Tensor:
+        if id(t) not in made:
+            with mode:
+                new = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
+            made[id(t)] = torch.nn.Parameter(new, t.requires_grad) if isinstance(t, torch.nn.Parameter) else new
+        return made[id(t)]
+
+    twin = copy.deepcopy(model)
+    for old, new in zip(model.modules(), twin.modules(), strict=True):
+        for mine, theirs in ((old._parameters, new._parameters), (old._buffers, new._buffers)):
+            for name, t in mine.items():
+                if t is not None:
+                    theirs[name] = fake(t)
+    return twin, pytree.tree_map_only(torch.Tensor, fake, arguments)
 
 
 @contextlib.contextmanager

@@ -124,8 +124,6 @@ def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_
     if devices - {"cpu", "meta"}:
         raise TypeError(f"the model or its inputs are on {', '.join(sorted(devices - {'cpu', 'meta'}))}; move them to the cpu")
     meta = "meta" in devices
-    if meta and "cpu" in devices:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
     captured = capture_export(model, args, kwargs, dynamic_shapes)
     example = captured.signature.flatten(captured.signature.values(args, kwargs))
     return captured, example, meta

@@ -18,14 +18,14 @@ from ..host import Arg, HostCall
 from ..specialise import Symbols, Unbacked
 from ..state import Slot, has_memory
 from ..table import DTYPE_NUMBERS, LITERAL, MAX_RANK, OBJECT, STATE, Table, Value
-from . import creation, elementwise, index, matmul, norm, reduce, views
+from . import creation, elementwise, index, matmul, norm, pool, reduce, views
 from .autocast import autocast_arguments
 from .decompose import decompose
 from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
 from .registry import RULES, Decline
 
-__all__ = ["Lowered", "lower", "lower_all", "creation", "elementwise", "index", "matmul", "norm", "reduce", "views"]
+__all__ = ["Lowered", "lower", "lower_all", "creation", "elementwise", "index", "matmul", "norm", "pool", "reduce", "views"]
 
 aten = torch.ops.aten
 _DROP = {
@@ -243,6 +243,8 @@ class _Lowering:
         """One call of a decomposition."""
         if node.target is operator.getitem:
             return args[0][args[1]]
+        if isinstance(node.target, type) and issubclass(node.target, tuple):
+            return tuple(args[0] if len(args) == 1 and isinstance(args[0], list) else args)
         if node.meta is not None and not isinstance(node.meta, (TensorMeta, tuple)):
             return node.meta
         metas = _results(node.meta)

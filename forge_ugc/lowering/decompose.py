@@ -58,7 +58,8 @@ def decompose(
                 env.append(emit(node, convert(node.args), convert(node.kwargs), parts.get(i)))
     finally:
         b.depth -= 1
-    return [convert(v) for v in outputs]
+    results = [convert(v) for v in outputs]
+    return list(results[0]) if len(results) == 1 and isinstance(results[0], tuple) else results
 
 
 def _key(value: Any) -> tuple[Any, ...]:
@@ -136,7 +137,7 @@ def _trace(target: Any, key: Any) -> tuple[list[Node], list[Any], list[torch.Ten
 
     try:
         with torch.no_grad():
-            traced = make_fx(run, tracing_mode="real")(*(fakes[i] for i in range(len(fakes))))
+            traced = make_fx(run)(*(fakes[i] for i in range(len(fakes))))
     except Exception as error:
         raise Decline(f"decomposition failed: {type(error).__name__}") from None
     return _read(traced, target)
@@ -159,12 +160,30 @@ def _read(traced: torch.fx.GraphModule, target: Any) -> tuple[list[Node], list[A
             constants.append(getattr(traced, node.target))
             nodes.append(Node(node.name, Kind.CONSTANT, len(constants) - 1))
         else:
-            schema = getattr(node.target, "_schema", None)
-            if node.target is target or (schema is not None and schema.is_mutable):
+            if node.target is target:
                 raise Decline("decomposition is no simpler")
             arguments = torch.fx.node.map_aggregate((node.args, node.kwargs), lambda v: env[v] if isinstance(v, torch.fx.Node) else v)
             args, kwargs = arguments  # type: ignore[misc]
-            nodes.append(Node(node.name, Kind.CALL, node.target, tuple(args), dict(kwargs), meta_of(node.meta.get("val"))))
+            called, schema = node.target, getattr(node.target, "_schema", None)
+            if schema is not None and schema.is_mutable:
+                called = _functional(node)
+                env[node.args[0]] = env[node]  # who reads it later means the new value
+            nodes.append(Node(node.name, Kind.CALL, called, tuple(args), dict(kwargs), meta_of(node.meta.get("val"))))
         if len(nodes) > _MAX_PARTS:
             raise Decline("decomposition is long")
     raise Decline("no output")
+
+
+def _functional(node: torch.fx.Node) -> Any:
+    """The out-of-place form of an in-place call, where nothing else shares the memory that it writes."""
+    written = node.args[0]
+    packet, _, overload = str(node.target).removeprefix("aten.").partition(".")
+    called = getattr(getattr(torch.ops.aten, packet.removesuffix("_"), None), overload, None)
+    if called is None or not packet.endswith("_") or not isinstance(written, torch.fx.Node) or written.op != "call_function":
+        raise Decline("writes in place")
+    for other in (written, *written.users):
+        schema = getattr(other.target, "_schema", None)
+        shares = schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        if schema is None or shares:
+            raise Decline("writes in place through a view")
+    return called

@@ -19,7 +19,9 @@ def _unary(op: str, *names: str, to_float: bool = False, keep_integers: bool = F
             x = b.cast(x, float_type(x.dtype))
         elif keep_integers and is_integral(x.dtype):
             return x
-        elif x.dtype == torch.bool and op in ("neg", "abs", "sign", "relu"):
+        elif x.dtype == torch.bool:
+            if op == "sign":
+                return x
             raise Decline("bool operand")
         return b.unary(op, x)
 
@@ -63,6 +65,7 @@ def _identity(b: Emitter, x: Value) -> Value:
 
 @lowers("square")
 def _square(b: Emitter, x: Value) -> Value:
+    x = b.cast(x, b.out[0].dtype)  # bool gives int64
     return b.mul(x, x)
 
 
@@ -162,10 +165,37 @@ def _isreal(b: Emitter, x: Value) -> Value:
     return b.full(x.shape, True, torch.bool)
 
 
+@lowers("copysign.Tensor", "copysign.Scalar")
+def _copysign(b: Emitter, x: Value, y: Any) -> Value:
+    dtype = float_type(result_type(x, y))
+    size = b.unary("abs", b.cast(x, dtype))
+    if not isinstance(y, Value):
+        return b.unary("neg", size) if math.copysign(1.0, y) < 0 else size
+    return b.where(_signbit(b, y), b.unary("neg", size), size, dtype)
+
+
+@lowers("isclose")
+def _isclose(b: Emitter, x: Value, y: Value, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+    same = b.binary("eq", x, y)
+    if is_integral(x.dtype) and rtol == 0 and atol == 0:
+        return same
+    dtype = float_type(x.dtype)
+    x, y = b.cast(x, dtype), b.cast(y, dtype)
+    if equal_nan:
+        both = b.binary("bitwise_and", _isnan(b, x), _isnan(b, y))
+        same = b.binary("bitwise_or", same, both)
+    bound = b.add(b.unary("abs", b.mul(y, float(rtol))), float(atol))
+    gap = b.unary("abs", b.sub(x, y))
+    near = b.binary("bitwise_and", _isfinite(b, gap), b.binary("le", gap, bound))
+    return b.binary("bitwise_or", same, near)
+
+
 @lowers("signbit")
 def _signbit(b: Emitter, x: Value) -> Value:
     if not is_integral(x.dtype):
-        raise Decline("sign of zero")
+        # 1 / -0.0 is -inf; the sign of a NaN is not kept
+        below = b.binary("lt", b.unary("reciprocal", x), 0)
+        return b.binary("bitwise_or", b.binary("lt", x, 0), below)
     return b.full(x.shape, False, torch.bool) if x.dtype == torch.bool else b.binary("lt", x, 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,10 +93,3 @@ def _batch_norm(
     per_channel = [x.shape[1] if d == 1 else 1 for d in range(x.rank)]
     y = b.cast(b.add(b.mul(x, b.reshape(alpha, per_channel)), b.reshape(shift, per_channel)), dtype)
     return (y, None, None) if core else y
-
-
-@lowers("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d")
-def _adaptive_avg_pool(b: Emitter, x: Value, size: Sequence[int]) -> Value:
-    if any(s != 1 for s in size) or math.prod(x.shape) == 0:
-        raise Decline("pooling")
-    return b.reduce("mean", x, list(range(x.rank - len(size), x.rank)), True)

@@ -188,8 +188,15 @@ def _pair(b: Emitter, op: str, x: Value, dim: int, size: int, **attrs: Any) -> t
     return b.reshape(values, out if shape else ()), b.reshape(indices, out if shape else ())
 
 
+def _ties(b: Emitter, x: Value, stable: Any) -> None:
+    """Integers have ties, and where eager's unstable sort puts them is its own affair."""
+    if is_integral(x.dtype) and not stable and (b.used is None or 1 in b.used or b.target_name == "argsort"):
+        raise Decline("order of equal elements")
+
+
 @lowers("topk")
 def _topk(b: Emitter, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
+    _ties(b, x, False)
     if not x.shape and k != 1:
         raise Decline("0-d")
     return _pair(b, "topk", x, dim, k, k=k, largest=largest, sorted=sorted)
@@ -197,12 +204,13 @@ def _topk(b: Emitter, x: Value, k: int, dim: int = -1, largest: bool = True, sor
 
 @lowers("sort", "sort.stable")
 def _sort(b: Emitter, x: Value, dim: int = -1, descending: bool = False, *, stable: Any = None) -> tuple[Value, Value]:
+    _ties(b, x, stable)
     return _pair(b, "sort", x, dim, x.shape[wrap_dim(dim, x.rank)] if x.rank else 1, descending=descending)
 
 
 @lowers("argsort", "argsort.stable")
 def _argsort(b: Emitter, x: Value, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Value:
-    return _sort(b, x, dim, descending)[1]
+    return _sort(b, x, dim, descending, stable=stable)[1]
 
 
 @lowers("msort")
