@@ -1,10 +1,10 @@
-/* Buffer allocation: which buffers share memory by in-place reuse, then where each block of memory lies (place.c). */
+/* Buffer allocation: which buffers share memory by in-place reuse, then where each block of memory lies (offsets.c). */
 #include "alloc/alloc.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/place.h"
+#include "alloc/offsets.h"
 #include "npuir/live.h"
 
 enum { NO_BLOCK = UINT32_MAX };
@@ -15,10 +15,10 @@ typedef struct Planner {
     Npuir *ir;
     TraitsFn traits;
     Lifetimes life;
-    Block *blocks;     /* in order of their first position; one or more buffers each, by in-place reuse */
-    uint8_t *device;   /* of each block */
+    Block *blocks;   /* in order of their first position; one or more buffers each, by in-place reuse */
+    uint8_t *device; /* of each block */
     uint32_t n_blocks;
-    uint32_t *block;   /* of each buffer */
+    uint32_t *block; /* of each buffer */
 } Planner;
 
 static bool same_layout(const Register *a, const Register *b) {
@@ -27,8 +27,8 @@ static bool same_layout(const Register *a, const Register *b) {
            memcmp(a->strides, b->strides, a->rank * sizeof *a->strides) == 0;
 }
 
-/* Result 0 may be written over operand k when that is all of its buffer, in the same layout, used here for the last time;
- * where the buffer is an operand twice, the kernel must take both, and both in that layout. */
+/* Result 0 may be written over operand k when that is all of its buffer, in the same layout, used here for the last
+ * time; where the buffer is an operand twice, the kernel must take both, and both in that layout. */
 static bool can_reuse(const Planner *p, const Instr *instr, uint32_t position, uint32_t bits, uint32_t k) {
     const Npuir *ir = p->ir;
     if (!trait_bit(bits, k) || instr->in[k] == REG_NONE) return false;
@@ -99,7 +99,7 @@ static Code place_device(Planner *p, Device device, AllocReport *report) {
     for (uint32_t b = 0; b < p->n_blocks; b++) {
         if (p->device[b] == device) mine[n++] = p->blocks[b];
     }
-    TRY(place_blocks(p->ctx, &p->scratch, mine, n, p->ir->n_instrs, &p->ir->arena_bytes[device], &bound));
+    TRY(assign_offsets(p->ctx, &p->scratch, mine, n, p->ir->n_instrs, &p->ir->arena_bytes[device], &bound));
     report->arena_bytes += p->ir->arena_bytes[device];
     report->lower_bound_bytes += bound;
     n = 0;
@@ -109,7 +109,12 @@ static Code place_device(Planner *p, Device device, AllocReport *report) {
     return CODE_OK;
 }
 
-typedef struct Place { int64_t offset; BufferId buffer; uint8_t device; bool scratch; } Place;
+typedef struct Place {
+    int64_t offset;
+    BufferId buffer;
+    uint8_t device;
+    bool scratch;
+} Place;
 
 static int compare_places(const void *a, const void *b) {
     const Place *x = a, *y = b;
@@ -146,8 +151,7 @@ static Code number_slots(Planner *p, AllocReport *report) {
         if (slot != counted) report->physical_buffers++;
         counted = slot;
     }
-    if (report->virtual_buffers)
-        report->rho = 1.0 - (double)report->physical_buffers / (double)report->virtual_buffers;
+    if (report->virtual_buffers) report->rho = 1.0 - (double)report->physical_buffers / (double)report->virtual_buffers;
     return CODE_OK;
 }
 

@@ -1,5 +1,6 @@
-/* The independent proof of a plan. It shares no code with the planner: lifetimes are worked out again from instructions and
- * order, and every pair of buffers that are live together must lie apart, but for the one overlap that in-place reuse means. */
+/* The independent proof of a plan. It shares no code with the planner: lifetimes are worked out again from instructions
+ * and order, and every pair of buffers that are live together must lie apart, but for the one overlap that in-place
+ * reuse means. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,8 +21,8 @@ typedef struct Checker {
     const Npuir *ir;
     Span *spans;
     uint32_t n;
-    uint32_t *span_of;  /* buffer -> span */
-    BufferId *over;     /* buffer -> the buffer that it is made in place of, or BUFFER_NONE */
+    uint32_t *span_of; /* buffer -> span */
+    BufferId *over;    /* buffer -> the buffer that it is made in place of, or BUFFER_NONE */
 } Checker;
 
 static Code see(Checker *c, BufferId id, uint32_t position, bool made) {
@@ -35,7 +36,8 @@ static Code see(Checker *c, BufferId id, uint32_t position, bool made) {
     }
     if (c->span_of[id] != UINT32_MAX) return fail(c->ctx, CODE_INTERNAL, "plan: buffer b%u is made twice", id);
     if (b->offset < 0 || b->offset % ALIGNMENT || b->bytes > c->ir->arena_bytes[b->device] - b->offset)
-        return fail(c->ctx, CODE_INTERNAL, "plan: buffer b%u at %lld is not in the arena, or not aligned", id, (long long)b->offset);
+        return fail(c->ctx, CODE_INTERNAL, "plan: buffer b%u at %lld is not in the arena, or not aligned", id,
+                    (long long)b->offset);
     c->span_of[id] = c->n;
     c->spans[c->n++] = (Span){id, b->device, position, position, b->offset, b->offset + b->bytes};
     return CODE_OK;
@@ -56,7 +58,8 @@ static Code find_spans(Checker *c) {
     return CODE_OK;
 }
 
-/* What an in-place instruction claims: same bytes in the same layout, whole, dead after it, and no other view of it read. */
+/* What an in-place instruction claims: same bytes in the same layout, whole, dead after it, and no other view of it
+ * read. */
 static Code check_inplace(Checker *c, uint32_t position) {
     const Npuir *ir = c->ir;
     const Instr *instr = &ir->instrs[ir->order[position]];
@@ -73,21 +76,23 @@ static Code check_inplace(Checker *c, uint32_t position) {
         for (int d = 0; good && d < r->rank; d++) good = r->shape[d] == to->shape[d] && r->strides[d] == to->strides[d];
     }
     if (!good)
-        return fail(c->ctx, CODE_INTERNAL, "plan: %s may not write b%u in place of b%u", op_info(instr->op)->name, to->buffer, from->buffer);
+        return fail(c->ctx, CODE_INTERNAL, "plan: %s may not write b%u in place of b%u", op_info(instr->op)->name,
+                    to->buffer, from->buffer);
     c->over[to->buffer] = from->buffer;
     return CODE_OK;
 }
 
 static Code check_pair(const Checker *c, const Span *a, const Span *b) {
-    if (a->from == a->to || b->from == b->to) return CODE_OK; /* no bytes */
+    if (a->from == a->to || b->from == b->to) return CODE_OK;                           /* no bytes */
     if (a->device != b->device || a->from >= b->to || b->from >= a->to) return CODE_OK; /* lie apart */
     if (a->used < b->made || b->used < a->made) return CODE_OK;                         /* live at different times */
     bool reuse = (c->over[b->buffer] == a->buffer && a->used == b->made) ||
                  (c->over[a->buffer] == b->buffer && b->used == a->made);
     if (reuse) return CODE_OK;
-    return fail(c->ctx, CODE_INTERNAL, "plan: buffers b%u (%u..%u, bytes %lld..%lld) and b%u (%u..%u, bytes %lld..%lld) clash",
-                a->buffer, a->made, a->used, (long long)a->from, (long long)a->to, b->buffer, b->made, b->used,
-                (long long)b->from, (long long)b->to);
+    return fail(c->ctx, CODE_INTERNAL,
+                "plan: buffers b%u (%u..%u, bytes %lld..%lld) and b%u (%u..%u, bytes %lld..%lld) clash", a->buffer,
+                a->made, a->used, (long long)a->from, (long long)a->to, b->buffer, b->made, b->used, (long long)b->from,
+                (long long)b->to);
 }
 
 static Code check_all_pairs(const Checker *c) {
@@ -97,17 +102,21 @@ static Code check_all_pairs(const Checker *c) {
     return CODE_OK;
 }
 
-/* For many buffers: along the schedule the live spans of a device are kept sorted by address. As long as none has clashed they
- * do not overlap, so a new one needs to be compared with its neighbours only. A span that was reused in place gives its
- * entry to the span that took it over. */
-typedef struct Live { uint32_t *items, n; } Live;
+/* For many buffers: along the schedule the live spans of a device are kept sorted by address. As long as none has
+ * clashed they do not overlap, so a new one needs to be compared with its neighbours only. A span that was reused in
+ * place gives its entry to the span that took it over. */
+typedef struct Live {
+    uint32_t *items, n;
+} Live;
 
 static uint32_t find_live(const Checker *c, const Live *live, int64_t from) {
     uint32_t low = 0, high = live->n; /* the first one at or behind `from` */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (c->spans[live->items[middle]].from < from) low = middle + 1;
-        else high = middle;
+        if (c->spans[live->items[middle]].from < from)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
@@ -166,7 +175,8 @@ static Code check(Checker *c) {
     memset(c->span_of, 0xff, ir->n_buffers * sizeof *c->span_of);
     memset(c->over, 0xff, ir->n_buffers * sizeof *c->over);
     for (uint32_t p = 0; p < ir->n_instrs; p++) {
-        if (ir->order[p] >= ir->n_instrs || listed[ir->order[p]]) return fail(c->ctx, CODE_INTERNAL, "plan: the order is no permutation");
+        if (ir->order[p] >= ir->n_instrs || listed[ir->order[p]])
+            return fail(c->ctx, CODE_INTERNAL, "plan: the order is no permutation");
         listed[ir->order[p]] = true;
     }
     TRY(find_spans(c));

@@ -1,5 +1,6 @@
-/* What each device takes. The CPU takes everything: an operator without a kernel is a `host` node. The NPU's column holds
- * what Intel's NPU compiler accepts, less what it accepts and does badly (a look-up moves the whole table through DMA). */
+/* What each device takes. The CPU takes everything: an operator without a kernel is a `host` node. The NPU's column
+ * holds what Intel's NPU compiler accepts, less what it accepts and does badly (a look-up moves the whole table through
+ * DMA). */
 #include <string.h>
 
 #include "graph/program.h"
@@ -19,43 +20,43 @@ enum { NPU_MAX_RANK = 5 };
 
 static const char *npu_op_reason(Op op) {
     switch (op) {
-        case OP_host: return "a host call";
-        case OP_embedding:
-        case OP_gather:
-        case OP_index:
-        case OP_index_select: return "a look-up: the NPU would move the whole table";
-        case OP_index_put:
-        case OP_index_copy:
-        case OP_index_add:
-        case OP_scatter:
-        case OP_slice_scatter: return "a scattered write: slow on the NPU";
-        case OP_topk:
-        case OP_sort: return "sorting";
-        case OP_cumsum:
-        case OP_cumprod: return "a scan";
-        case OP_argmax:
-        case OP_argmin: return "an index result";
-        case OP_bitwise_and:
-        case OP_bitwise_or:
-        case OP_bitwise_xor:
-        case OP_bitwise_not:
-        case OP_shift_left:
-        case OP_shift_right: return "bit arithmetic";
-        default: return NULL;
+    case OP_host: return "a host call";
+    case OP_embedding:
+    case OP_gather:
+    case OP_index:
+    case OP_index_select: return "a look-up: the NPU would move the whole table";
+    case OP_index_put:
+    case OP_index_copy:
+    case OP_index_add:
+    case OP_scatter:
+    case OP_slice_scatter: return "a scattered write: slow on the NPU";
+    case OP_topk:
+    case OP_sort: return "sorting";
+    case OP_cumsum:
+    case OP_cumprod: return "a scan";
+    case OP_argmax:
+    case OP_argmin: return "an index result";
+    case OP_bitwise_and:
+    case OP_bitwise_or:
+    case OP_bitwise_xor:
+    case OP_bitwise_not:
+    case OP_shift_left:
+    case OP_shift_right: return "bit arithmetic";
+    default: return NULL;
     }
 }
 
 static const char *npu_dtype_reason(DType dtype) {
     switch (dtype) {
-        case DTYPE_F16:
-        case DTYPE_F32:
-        case DTYPE_BOOL: return NULL;
-        case DTYPE_BF16: return "bf16 arithmetic";
-        case DTYPE_F64: return "f64 arithmetic";
-        case DTYPE_C64:
-        case DTYPE_C128: return "complex numbers";
-        case DTYPE_OBJECT: return "a host object";
-        default: return "integer arithmetic";
+    case DTYPE_F16:
+    case DTYPE_F32:
+    case DTYPE_BOOL: return NULL;
+    case DTYPE_BF16: return "bf16 arithmetic";
+    case DTYPE_F64: return "f64 arithmetic";
+    case DTYPE_C64:
+    case DTYPE_C128: return "complex numbers";
+    case DTYPE_OBJECT: return "a host object";
+    default: return "integer arithmetic";
     }
 }
 

@@ -3,15 +3,16 @@
  *     score [us] = matrix flops / matrix rate + vector flops / vector rate + bytes / bandwidth
  *                + launches * launch cost + transitions * transition cost
  *
- * flops     a multiply-add counts two; contractions and attention do matrix flops, everything else vector flops, where an
- *           exponential or another transcendental function counts TRANSCENDENTAL
- * bytes     operands read and results written once each. A view is read as what lies in memory (an expanded mask is small);
- *           look-ups read the rows that they return; floats count two bytes on the NPU, which computes in f16
- * launches  one an instruction; views, inputs and constants cost nothing
+ *   flops     a multiply-add counts two; contractions and attention do matrix flops, all others vector flops, where an
+ *             exponential or another transcendental function counts TRANSCENDENTAL
+ *   bytes     operands read and results written once each. A view is read as what lies in memory (an expanded mask is
+ *             small); look-ups read the rows that they return; floats count two bytes on the NPU, which computes in f16
+ *   launches  one an instruction; views, inputs and constants cost nothing
  *
- * The rates are those of a small AI PC: two cores with AVX2 (a GEMM that reaches 60 GFLOP/s a core, memory of 20 GB/s), and
- * an NPU4000 as its compiler estimates a GPT-2 block (1.9 GFLOP of matrix products in 197 us, 14.6 MB moved in 438 us).
- * They set the proportion between moving, computing and switching; nobody should read the score as a measured time. */
+ * The rates are those of a small AI PC: two cores with AVX2 (a GEMM that reaches 60 GFLOP/s a core, memory of 20 GB/s),
+ * and an NPU4000 as its compiler estimates a GPT-2 block (1.9 GFLOP of matrix products in 197 us, 14.6 MB moved in 438
+ * us). They set the proportion between moving, computing and switching; nobody should read the score as a measured
+ * time. */
 #include "graph/program.h"
 #include "npuir/npuir.h"
 #include "npuir/place.h"
@@ -55,23 +56,23 @@ static double operand_bytes(const Graph *g, ValueId v, Device device) {
 
 static double step_flops(Op op) {
     switch (op) {
-        case OP_cast:
-        case OP_neg:
-        case OP_abs:
-        case OP_add:
-        case OP_sub:
-        case OP_mul:
-        case OP_relu:
-        case OP_minimum:
-        case OP_maximum:
-        case OP_where: return 1;
-        case OP_clamp:
-        case OP_sqrt:
-        case OP_div: return 2;
-        case OP_gelu:
-        case OP_silu:
-        case OP_sigmoid: return TRANSCENDENTAL;
-        default: return op_is(op, COMPARE) || (op >= OP_bitwise_and && op <= OP_shift_right) ? 1 : TRANSCENDENTAL;
+    case OP_cast:
+    case OP_neg:
+    case OP_abs:
+    case OP_add:
+    case OP_sub:
+    case OP_mul:
+    case OP_relu:
+    case OP_minimum:
+    case OP_maximum:
+    case OP_where: return 1;
+    case OP_clamp:
+    case OP_sqrt:
+    case OP_div: return 2;
+    case OP_gelu:
+    case OP_silu:
+    case OP_sigmoid: return TRANSCENDENTAL;
+    default: return op_is(op, COMPARE) || (op >= OP_bitwise_and && op <= OP_shift_right) ? 1 : TRANSCENDENTAL;
     }
 }
 
@@ -109,14 +110,14 @@ static double matrix_flops(const Graph *g, const Node *node) {
     const Value *a = graph_value(g, node->operands[0]), *b = graph_value(g, node->operands[1]);
     double results = count_of(graph_value(g, node->first_result));
     switch (node->op) {
-        case OP_linear:
-        case OP_matmul: return 2 * results * (double)size_from_end(a, 1);
-        case OP_conv: return b->shape[0] > 0 ? 2 * results * count_of(b) / (double)b->shape[0] : 0;
-        case OP_attention: { /* q.k and p.v */
-            const Value *v = graph_value(g, node->operands[2]);
-            return 2 * attention_pairs(a, b) * (double)(size_from_end(a, 1) + size_from_end(v, 1));
-        }
-        default: return 0;
+    case OP_linear:
+    case OP_matmul: return 2 * results * (double)size_from_end(a, 1);
+    case OP_conv: return b->shape[0] > 0 ? 2 * results * count_of(b) / (double)b->shape[0] : 0;
+    case OP_attention: { /* q.k and p.v */
+        const Value *v = graph_value(g, node->operands[2]);
+        return 2 * attention_pairs(a, b) * (double)(size_from_end(a, 1) + size_from_end(v, 1));
+    }
+    default: return 0;
     }
 }
 
@@ -128,20 +129,22 @@ static double vector_flops(const Graph *g, const Node *node) {
     if (op_is(node->op, CONTRACTION) || node->op == OP_elementwise) return out * program_flops(node);
     if (op_is(node->op, ELEMENTWISE)) return out * step_flops(node->op);
     switch (node->op) {
-        case OP_attention: return TRANSCENDENTAL * attention_pairs(first, graph_value(g, node->operands[1]));
-        case OP_softmax:
-        case OP_log_softmax: return in * (TRANSCENDENTAL + 3);
-        case OP_layer_norm:
-        case OP_rms_norm:
-        case OP_group_norm: return in * 6;
-        case OP_rope: return in * 3;
-        case OP_sort:
-        case OP_topk: return in * 2 * TRANSCENDENTAL;
-        default: return in;
+    case OP_attention: return TRANSCENDENTAL * attention_pairs(first, graph_value(g, node->operands[1]));
+    case OP_softmax:
+    case OP_log_softmax: return in * (TRANSCENDENTAL + 3);
+    case OP_layer_norm:
+    case OP_rms_norm:
+    case OP_group_norm: return in * 6;
+    case OP_rope: return in * 3;
+    case OP_sort:
+    case OP_topk: return in * 2 * TRANSCENDENTAL;
+    default: return in;
     }
 }
 
-static bool is_lookup(Op op) { return op == OP_embedding || op == OP_gather || op == OP_index || op == OP_index_select; }
+static bool is_lookup(Op op) {
+    return op == OP_embedding || op == OP_gather || op == OP_index || op == OP_index_select;
+}
 
 Cost node_cost(const Graph *g, const Node *node, Device device) {
     Cost cost = {0};
@@ -154,8 +157,10 @@ Cost node_cost(const Graph *g, const Node *node, Device device) {
     }
     for (uint32_t k = 0; k < node->n_operands; k++) {
         if (node->operands[k] == VALUE_NONE) continue;
-        if (is_lookup(node->op) && k == 0) cost.bytes += bytes_of(graph_value(g, node->first_result), device);
-        else cost.bytes += operand_bytes(g, node->operands[k], device);
+        if (is_lookup(node->op) && k == 0)
+            cost.bytes += bytes_of(graph_value(g, node->first_result), device);
+        else
+            cost.bytes += operand_bytes(g, node->operands[k], device);
     }
     cost.launches = 1;
     cost.score = matrix_part / m->matrix_rate + vector_part / m->vector_rate + cost.bytes / m->bandwidth + m->launch;

@@ -11,8 +11,8 @@ typedef struct Lifetimes {
 } Lifetimes;
 /* Scratch lives during its instruction only. The caller's memory (inputs, outputs, constants) is listed too. */
 MUST_USE Code npuir_lifetimes(Context *ctx, Arena *arena, const Npuir *ir, const uint32_t *order, Lifetimes *out);
-/* live[p]: bytes of arena buffers that are live at position p of `order`, each rounded up to the arena's alignment; without
- * in-place reuse. Returned: the largest of them. */
+/* live[p]: bytes of arena buffers that are live at position p of `order`, each rounded up to the arena's alignment;
+ * without in-place reuse. Returned: the largest of them. */
 MUST_USE Code npuir_live_bytes(Context *ctx, Arena *arena, const Npuir *ir, const uint32_t *order, int64_t *live,
                                int64_t *largest);
 

@@ -1,15 +1,15 @@
 /* Lowering: a node becomes an instruction, a view becomes a register that looks into its operand's buffer.
  *
  * Conventions that the executor relies on:
- * - Instr.node is never NULL. A copy that lowering inserts (before a kernel that wants another layout, a reshape that no
- *   strides express, or an output that is a view) is a `contiguous` instruction with a node of its own, which carries the
- *   source of the node that asked for it; operands and result of that node are the copied value.
+ * - Instr.node is never NULL. A copy that lowering inserts (before a kernel that wants another layout, a reshape that
+ *   no strides express, or an output that is a view) is a `contiguous` instruction with a node of its own, which carries
+ *   the source of the node that asked for it; operand and result of that node are the copied value.
  * - A `contiguous` node whose operand already lies as asked makes no instruction, only another register: the graph is
  *   functional, so nothing can tell the copy from the original. With host calls that have effects it does copy.
  * - Results of host calls are planned row major: the callee must hand over such memory. Unused ones have REG_NONE.
  * - An opaque graph input is a SPACE_OBJECT buffer, found through ir->inputs.
- * - A graph output is written directly by the instruction that makes it if its register is the whole of an arena buffer in
- *   row-major order (a reshape of it counts), else copied into the output's buffer at the end. */
+ * - A graph output is written directly by the instruction that makes it if its register is the whole of an arena buffer
+ *   in row-major order (a reshape of it counts), else copied into the output's buffer at the end. */
 #include <string.h>
 
 #include "npuir/npuir.h"
@@ -18,20 +18,20 @@
 
 typedef struct Lower {
     Context *ctx;
-    Arena *arena;   /* of the result */
+    Arena *arena; /* of the result */
     const Graph *g;
     const LowerOptions *options;
     Npuir *ir;
     Placement placement;
-    RegId *reg;          /* of each value */
-    RegId *copy;         /* of each register: its row-major copy, REG_NONE before */
-    BufferId *constant;  /* buffer of each graph constant, BUFFER_NONE before */
-    uint32_t *uses;      /* of each value, outputs included */
-    bool effects;        /* there are host calls with effects */
+    RegId *reg;         /* of each value */
+    RegId *copy;        /* of each register: its row-major copy, REG_NONE before */
+    BufferId *constant; /* buffer of each graph constant, BUFFER_NONE before */
+    uint32_t *uses;     /* of each value, outputs included */
+    bool effects;       /* there are host calls with effects */
     uint32_t cap_instrs, cap_regs, cap_buffers;
 } Lower;
 
-/* --- growing arrays ---------------------------------------------------------------------------------------------------- */
+/* --- growing arrays --------------------------------------------------------------------------------------------- */
 static Code grow(Lower *l, uint32_t count, uint32_t *capacity, size_t size, void **items) {
     if (count < *capacity) return CODE_OK;
     uint32_t larger = *capacity * 2;
@@ -96,7 +96,7 @@ static KernelTraits traits_of(const Lower *l, Op op) {
     return (KernelTraits){.contiguous = UINT32_MAX}; /* nothing is known: row major everywhere */
 }
 
-/* --- instructions ------------------------------------------------------------------------------------------------------ */
+/* --- instructions ----------------------------------------------------------------------------------------------- */
 static Code add_instr(Lower *l, Op op, Device device, const Node *node, uint32_t n_in, uint32_t n_out, Instr **out) {
     Npuir *ir = l->ir;
     TRY(grow(l, ir->n_instrs, &l->cap_instrs, sizeof *ir->instrs, (void **)&ir->instrs));
@@ -106,9 +106,9 @@ static Code add_instr(Lower *l, Op op, Device device, const Node *node, uint32_t
     TRY(ARENA_NEW(l->ctx, l->arena, n_out, &instr->out));
     if (l->options->scratch && device == DEVICE_CPU) {
         instr->scratch_bytes = l->options->scratch(l->g, node, l->options->threads);
-        if (instr->scratch_bytes < 0) return fail(l->ctx, CODE_INTERNAL, "%s: negative scratch size", op_info(op)->name);
-        if (instr->scratch_bytes > 0)
-            TRY(add_buffer(l, SPACE_ARENA, device, 0, instr->scratch_bytes, &instr->scratch));
+        if (instr->scratch_bytes < 0)
+            return fail(l->ctx, CODE_INTERNAL, "%s: negative scratch size", op_info(op)->name);
+        if (instr->scratch_bytes > 0) TRY(add_buffer(l, SPACE_ARENA, device, 0, instr->scratch_bytes, &instr->scratch));
     }
     ir->n_instrs++;
     *out = instr;
@@ -118,8 +118,13 @@ static Code add_instr(Lower *l, Op op, Device device, const Node *node, uint32_t
 static Code copy_node(Lower *l, ValueId value, int32_t source, const Node **out) {
     Node *node;
     TRY(ARENA_NEW(l->ctx, l->arena, 1, &node));
-    *node = (Node){.op = OP_contiguous, .n_operands = 1, .n_results = 1, .first_result = value, .source = source,
-                   .prev = NODE_NONE, .next = NODE_NONE};
+    *node = (Node){.op = OP_contiguous,
+                   .n_operands = 1,
+                   .n_results = 1,
+                   .first_result = value,
+                   .source = source,
+                   .prev = NODE_NONE,
+                   .next = NODE_NONE};
     TRY(ARENA_NEW(l->ctx, l->arena, 1, &node->operands));
     TRY(ARENA_NEW(l->ctx, l->arena, op_info(OP_contiguous)->n_attrs, &node->attrs));
     node->operands[0] = value;
@@ -159,7 +164,7 @@ static Code use_copy(Lower *l, Device device, int32_t source, RegId *reg) {
     return CODE_OK;
 }
 
-/* --- one node ---------------------------------------------------------------------------------------------------------- */
+/* --- one node --------------------------------------------------------------------------------------------------- */
 static Code lower_input(Lower *l, const Node *node) {
     const Value *value = graph_value(l->g, node->first_result);
     View v = dense_view(value, NULL);
@@ -191,20 +196,20 @@ static Code lower_view(Lower *l, NodeId id, const Node *node) {
     RegId from = l->reg[node->operands[0]];
     View in = register_view(&l->ir->regs[from]), out = {0};
     switch (node->op) {
-        case OP_reshape:
-            if (!view_reshape(&in, value->rank, value->shape, &out)) {
-                TRY(use_copy(l, (Device)l->placement.device[id], node->source, &from));
-                in = register_view(&l->ir->regs[from]);
-                view_reshape(&in, value->rank, value->shape, &out);
-            }
-            break;
-        case OP_permute: view_permute(&in, node_attr(node, ATTR_dims)->ints.items, &out); break;
-        case OP_expand: view_expand(&in, value->rank, value->shape, &out); break;
-        case OP_slice:
-            view_slice(&in, node_int(node, ATTR_dim), node_int(node, ATTR_start), node_int(node, ATTR_end),
-                       node_int(node, ATTR_step), &out);
-            break;
-        default: return fail(l->ctx, CODE_INTERNAL, "view operator %s is not lowered", op_info(node->op)->name);
+    case OP_reshape:
+        if (!view_reshape(&in, value->rank, value->shape, &out)) {
+            TRY(use_copy(l, (Device)l->placement.device[id], node->source, &from));
+            in = register_view(&l->ir->regs[from]);
+            view_reshape(&in, value->rank, value->shape, &out);
+        }
+        break;
+    case OP_permute: view_permute(&in, node_attr(node, ATTR_dims)->ints.items, &out); break;
+    case OP_expand: view_expand(&in, value->rank, value->shape, &out); break;
+    case OP_slice:
+        view_slice(&in, node_int(node, ATTR_dim), node_int(node, ATTR_start), node_int(node, ATTR_end),
+                   node_int(node, ATTR_step), &out);
+        break;
+    default: return fail(l->ctx, CODE_INTERNAL, "view operator %s is not lowered", op_info(node->op)->name);
     }
     const Register *r = &l->ir->regs[from];
     return add_register(l, r->dtype, &out, r->buffer, node->first_result, true, &l->reg[node->first_result]);
@@ -235,7 +240,8 @@ static Code lower_operands(Lower *l, const Node *node, Device device, const Kern
     return CODE_OK;
 }
 
-static Code lower_result(Lower *l, const Node *node, Device device, const KernelTraits *traits, uint32_t k, RegId *out) {
+static Code lower_result(Lower *l, const Node *node, Device device, const KernelTraits *traits, uint32_t k,
+                         RegId *out) {
     ValueId v = node_result(node, k);
     const Value *value = graph_value(l->g, v);
     bool norm = node->op == OP_layer_norm || node->op == OP_rms_norm;
@@ -279,7 +285,7 @@ static Code lower_node(Lower *l, NodeId id) {
     return CODE_OK;
 }
 
-/* --- outputs ----------------------------------------------------------------------------------------------------------- */
+/* --- outputs ---------------------------------------------------------------------------------------------------- */
 static Code lower_output(Lower *l, uint32_t index) {
     ValueId v = l->g->outputs[index];
     RegId reg = l->reg[v];

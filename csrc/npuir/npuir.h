@@ -19,7 +19,7 @@ typedef enum Space {
     SPACE_CONSTANT, /* graph constant `index` */
     SPACE_INPUT,    /* caller's tensor `index`, row major */
     SPACE_OUTPUT,   /* caller's output `index`, row major; written directly by the instruction that makes it */
-    SPACE_HOST,     /* result of a host call: adopted from the host at run time, `index` counts them */
+    SPACE_HOST,     /* result of a host call, row major: adopted from the host at run time, `index` counts them */
     SPACE_OBJECT,   /* opaque host object, no memory; `index` in the object table */
 } Space;
 
@@ -48,8 +48,9 @@ typedef struct Instr {
     Device device;
     uint32_t n_in, n_out;
     RegId *in;           /* REG_NONE for an absent operand */
-    RegId *out;          /* REG_NONE for a result that nothing uses and the kernel can skip (result 1 of norms) */
-    const Node *node;    /* attributes and source; borrowed from the graph that was lowered */
+    RegId *out;          /* REG_NONE for a result that nothing uses and need not be written (result 1 of norms, host results) */
+    const Node *node;    /* attributes and source; borrowed from the graph that was lowered. Never NULL: a copy that
+                          * lowering inserts has a `contiguous` node of its own */
     int64_t scratch_bytes; /* working memory of the kernel; a buffer of its own, live during this instruction only */
     BufferId scratch;    /* BUFFER_NONE if none */
     bool inplace;        /* alloc/ : result 0 lives in the memory of operand `inplace_operand` */
@@ -65,7 +66,7 @@ typedef struct Npuir {
     uint32_t n_regs;
     Buffer *buffers;
     uint32_t n_buffers;
-    RegId *inputs;       /* one a graph input */
+    RegId *inputs;       /* one a graph input (opaque ones: SPACE_OBJECT); REG_NONE if the graph has no node for it */
     RegId *outputs;      /* one a graph output: a register whose buffer is SPACE_OUTPUT (or OBJECT for opaque outputs) */
     uint32_t n_inputs, n_outputs;
     uint32_t n_host, n_objects;

@@ -1,8 +1,9 @@
 /* Reads the text form of NPUIR; the grammar stands in print.c.
  *
- * Operators, attributes, constants and locations are the graph's: each line is rewritten as a statement of graph text on a
- * line of the same number, and graph_parse reads the whole. The graph that comes of it carries types, attributes and sources
- * of the instructions (views stand in it as `reshape`); it is not one to compile. npuir_verify then checks the rest. */
+ * Operators, attributes, constants and locations are the graph's: each line is rewritten as a statement of graph text
+ * on a line of the same number, and graph_parse reads the whole. The graph that comes of it carries types, attributes
+ * and sources of the instructions (views stand in it as `reshape`); it is not one to compile. npuir_verify then checks
+ * the rest. */
 #include <string.h>
 
 #include "graph/text_parse.h"
@@ -23,12 +24,12 @@ typedef struct Reader {
     Text graph, types; /* the graph text; the types of one line's results */
     Line *lines;       /* of each node of the graph */
     uint32_t n_lines, n_values;
-    bool *defined;     /* registers */
+    bool *defined; /* registers */
     uint32_t cap_regs;
     RegId *results, *operands; /* of one line */
 } Reader;
 
-/* --- tokens ------------------------------------------------------------------------------------------------------------ */
+/* --- tokens ----------------------------------------------------------------------------------------------------- */
 static bool at_line_end(Reader *r) {
     parse_accept(&r->p, '\0'); /* skips blanks; no text of ours holds a NUL */
     return r->p.at == r->p.end || *r->p.at == '\n' || *r->p.at == '#';
@@ -103,9 +104,12 @@ static void copy_until(Reader *r, const char *stop) {
     bool quoted = false;
     for (; r->p.at < r->p.end && *r->p.at != '\n'; r->p.at++) {
         char c = *r->p.at;
-        if (c == '\\' && quoted && r->p.end - r->p.at > 1 && r->p.at[1] != '\n') r->p.at++;
-        else if (c == '"') quoted = !quoted;
-        else if (!quoted && c && strchr(stop, c)) break;
+        if (c == '\\' && quoted && r->p.end - r->p.at > 1 && r->p.at[1] != '\n')
+            r->p.at++;
+        else if (c == '"')
+            quoted = !quoted;
+        else if (!quoted && c && strchr(stop, c))
+            break;
     }
     while (start < r->p.at) { /* in pieces, since a precision is an int */
         size_t n = (size_t)(r->p.at - start) < 4096 ? (size_t)(r->p.at - start) : 4096;
@@ -133,7 +137,7 @@ static Code read_ints(Reader *r, char open, char close, int64_t *items, uint8_t 
     return parse_expect(&r->p, close);
 }
 
-/* --- lines ------------------------------------------------------------------------------------------------------------- */
+/* --- lines ------------------------------------------------------------------------------------------------------ */
 static Code read_buffer(Reader *r) {
     static const char *const names[] = {"arena", "constant", "input", "output", "host", "object"};
     Npuir *ir = r->ir;
@@ -237,8 +241,10 @@ static Code read_list(Reader *r, RegId *items, uint32_t *count) {
     do {
         if (*count) text_add(&r->graph, ",");
         TRY(read_operand(r, &items[*count]));
-        if (items[*count] == REG_NONE) text_add(&r->graph, " _");
-        else text_add(&r->graph, " %%%u", items[*count]);
+        if (items[*count] == REG_NONE)
+            text_add(&r->graph, " _");
+        else
+            text_add(&r->graph, " %%%u", items[*count]);
         (*count)++;
     } while (parse_accept(&r->p, ','));
     return CODE_OK;
@@ -316,7 +322,7 @@ static Code read_statement(Reader *r) {
     return end_line(r);
 }
 
-/* --- the whole --------------------------------------------------------------------------------------------------------- */
+/* --- the whole -------------------------------------------------------------------------------------------------- */
 static Code read_text(Reader *r) {
     Npuir *ir = r->ir;
     void *outputs;
@@ -379,7 +385,8 @@ static Code join_graph(Reader *r, const Graph *g) {
         const Buffer *b = &ir->buffers[reg->buffer];
         int64_t index = node_int(node, ATTR_index);
         if (b->space != SPACE_CONSTANT || b->index != index)
-            return fail(r->p.ctx, CODE_INVALID, "register %%r%u: constant %lld lies in another buffer", line.index, (long long)index);
+            return fail(r->p.ctx, CODE_INVALID, "register %%r%u: constant %lld lies in another buffer", line.index,
+                        (long long)index);
         reg->strides = g->constants[index].strides;
     }
     TRY(ARENA_NEW(r->p.ctx, r->arena, ir->n_instrs, &ir->order));

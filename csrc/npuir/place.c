@@ -1,22 +1,28 @@
 /* Placement by levels.
  *
- * With two devices an order of fewest transitions is easy: give each node the smallest level that is not below that of its
- * operands and has the parity of its device (even CPU, odd NPU); run level after level. No order has fewer changes, since
- * along the path that forces the highest level the device changes that often. A node that may run on both takes the level of
- * its operands as it is: it never adds a change.
+ * With two devices an order of fewest transitions is easy: give each node the smallest level that is not below that of
+ * its operands and has the parity of its device (even CPU, odd NPU); run level after level. No order has fewer changes,
+ * since along the path that forces the highest level the device changes that often. A node that may run on both takes
+ * the level of its operands as it is: it never adds a change.
  *
- * So: contractions, attention and convolutions that the NPU takes are anchored there; what only the CPU takes is anchored on
- * the CPU; all other nodes are free. Earliest and latest levels follow from the anchors, and a free node runs on the NPU if
- * any NPU level lies between its operands' level and its own latest one. Data stays on the NPU between its anchors, index
- * arithmetic that only feeds look-ups stays on the CPU, and the number of transitions is the least for these anchors.
+ * So: contractions, attention and convolutions that the NPU takes are anchored there; what only the CPU takes is
+ * anchored on the CPU; all other nodes are free. Earliest and latest levels follow from the anchors, and a free node
+ * runs on the NPU if any NPU level lies between its operands' level and its own latest one. Data stays on the NPU
+ * between its anchors, index arithmetic that only feeds look-ups stays on the CPU, and the number of transitions is the
+ * least for these anchors.
  *
- * Last, islands: an NPU level whose nodes save less time than entering and leaving the NPU costs loses its anchors, and the
- * levels are made again. The level that saves most is kept whatever it saves: who names an NPU wants it used. */
+ * Last, islands: an NPU level whose nodes save less time than entering and leaving the NPU costs loses its anchors, and
+ * the levels are made again. The level that saves most is kept whatever it saves: who names an NPU wants it used. */
 #include "npuir/place.h"
 
 #include <string.h>
 
-enum Anchor { ANCHOR_CPU = DEVICE_CPU, ANCHOR_NPU = DEVICE_NPU, FREE, RESIDENT /* inputs, constants: no instruction */ };
+enum Anchor {
+    ANCHOR_CPU = DEVICE_CPU,
+    ANCHOR_NPU = DEVICE_NPU,
+    FREE,
+    RESIDENT /* inputs, constants: no instruction */
+};
 
 typedef struct Placer {
     const Graph *g;
@@ -99,10 +105,14 @@ Code place_nodes(Context *ctx, Arena *arena, const Graph *g, const Target *targe
     TRY(ARENA_NEW(ctx, arena, g->n_nodes, &p.latest));
     GRAPH_EACH(g, id) {
         const Node *node = graph_node(g, id);
-        if (node->op == OP_input || node->op == OP_constant) p.anchor[id] = RESIDENT;
-        else if (op_is(node->op, VIEW)) p.anchor[id] = FREE; /* no instruction, or a copy that both can do */
-        else if (capability(target, DEVICE_NPU, g, node)) p.anchor[id] = ANCHOR_CPU;
-        else p.anchor[id] = is_heavy(node->op) ? ANCHOR_NPU : FREE;
+        if (node->op == OP_input || node->op == OP_constant)
+            p.anchor[id] = RESIDENT;
+        else if (op_is(node->op, VIEW))
+            p.anchor[id] = FREE; /* no instruction, or a copy that both can do */
+        else if (capability(target, DEVICE_NPU, g, node))
+            p.anchor[id] = ANCHOR_CPU;
+        else
+            p.anchor[id] = is_heavy(node->op) ? ANCHOR_NPU : FREE;
     }
     make_levels(&p);
     double *saving;

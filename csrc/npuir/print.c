@@ -1,5 +1,5 @@
-/* The text form of NPUIR. Grammar (a statement a line; `#` starts a comment; operators, attributes, types, constants and
- * locations are written as in the text form of graphs, graph/text_print.c):
+/* The text form of NPUIR. Grammar (a statement a line; `#` starts a comment; operators, attributes, types, constants
+ * and locations are written as in the text form of graphs, graph/text_print.c):
  *
  *   npuir      = "npuir" TARGET "{" buffer* arena* (register | instr)* "return" [reg {"," reg}] "}"
  *   buffer     = "b"N ":" space "," BYTES "bytes" ["," "offset" N "," "slot" N]
@@ -9,12 +9,13 @@
  *              | result "=" "view" reg                         another look into that register's buffer
  *   instr      = [result {"," result} "="] OP [operand {"," operand}] [attrs] "on" DEVICE
  *                ["scratch" "b"N] ["inplace" N] [loc]
- *   result     = reg ":" type "b"N ["strides(" ints ")"] ["offset" N] | "_" ":" type        "_": a result that is not written
+ *   result     = reg ":" type "b"N ["strides(" ints ")"] ["offset" N]
+ *              | "_" ":" type                                 a result that is not written
  *   reg        = "%r"N         operand = reg | "_"
  *
- * Strides are left out when row major, an offset (in elements) when 0. A register stands before its first use. The plain
- * form lists instructions as lowering made them; the schedule lists them in order, marks each change of device and shows
- * the bytes that are live (before in-place reuse) as comments. */
+ * Strides are left out when row major, an offset (in elements) when 0. A register stands before its first use. The
+ * plain form lists instructions as lowering made them; the schedule lists them in order, marks each change of device
+ * and shows the bytes that are live (before in-place reuse) as comments. */
 #include <string.h>
 
 #include "graph/text_print.h"
@@ -25,8 +26,8 @@
 typedef struct Printer {
     const Npuir *ir;
     Text *text;
-    bool *printed;        /* registers */
-    RegId *first;         /* of each buffer: the register that a view names */
+    bool *printed; /* registers */
+    RegId *first;  /* of each buffer: the register that a view names */
     bool schedule;
 } Printer;
 
@@ -113,8 +114,10 @@ static void print_instr(const Printer *p, const Instr *instr) {
     }
     text_add(p->text, "%s%s", instr->n_out ? " = " : "", op_info(instr->op)->name);
     for (uint32_t k = 0; k < instr->n_in; k++) {
-        if (instr->in[k] == REG_NONE) text_add(p->text, "%s_", k ? ", " : " ");
-        else text_add(p->text, "%s%%r%u", k ? ", " : " ", instr->in[k]);
+        if (instr->in[k] == REG_NONE)
+            text_add(p->text, "%s_", k ? ", " : " ");
+        else
+            text_add(p->text, "%s%%r%u", k ? ", " : " ", instr->in[k]);
     }
     graph_print_attrs(p->text, ir->graph, instr->node);
     text_add(p->text, " on %s", device_name(instr->device));
@@ -161,7 +164,8 @@ static Code print(Context *ctx, Printer *p, Arena *scratch) {
     text_add(p->text, "npuir %s {\n", ir->target);
     for (BufferId b = 0; b < ir->n_buffers; b++) print_buffer(p, b);
     for (int d = 0; d < DEVICE_COUNT && p->schedule; d++) {
-        if (ir->arena_bytes[d]) text_add(p->text, "  arena %s %lld\n", device_name((Device)d), (long long)ir->arena_bytes[d]);
+        if (ir->arena_bytes[d])
+            text_add(p->text, "  arena %s %lld\n", device_name((Device)d), (long long)ir->arena_bytes[d]);
     }
     print_body(p, live);
     text_add(p->text, "  return");

@@ -10,8 +10,8 @@ typedef struct Verifier {
     Context *ctx;
     const Npuir *ir;
     const Target *target;
-    uint32_t *writer;  /* of each buffer: the instruction that makes it; FOREIGN: it is there from the start */
-    uint32_t *place;   /* of each instruction: its position in the order */
+    uint32_t *writer; /* of each buffer: the instruction that makes it; FOREIGN: it is there from the start */
+    uint32_t *place;  /* of each instruction: its position in the order */
 } Verifier;
 enum { NOBODY = UINT32_MAX, FOREIGN = UINT32_MAX - 1 };
 
@@ -20,15 +20,16 @@ static Code verify_buffer(Verifier *v, BufferId id) {
     const Buffer *b = &ir->buffers[id];
     uint32_t limit = 0;
     switch (b->space) {
-        case SPACE_ARENA: limit = UINT32_MAX; break;
-        case SPACE_CONSTANT: limit = ir->graph->n_constants; break;
-        case SPACE_INPUT: limit = ir->n_inputs; break;
-        case SPACE_OUTPUT: limit = ir->n_outputs; break;
-        case SPACE_HOST: limit = ir->n_host; break;
-        case SPACE_OBJECT: limit = ir->n_objects; break;
+    case SPACE_ARENA: limit = UINT32_MAX; break;
+    case SPACE_CONSTANT: limit = ir->graph->n_constants; break;
+    case SPACE_INPUT: limit = ir->n_inputs; break;
+    case SPACE_OUTPUT: limit = ir->n_outputs; break;
+    case SPACE_HOST: limit = ir->n_host; break;
+    case SPACE_OBJECT: limit = ir->n_objects; break;
     }
     if (b->index >= limit) BAD("buffer b%u: no such space or index", id);
-    if (b->device >= DEVICE_COUNT || (b->device == DEVICE_NPU && !v->target->npu)) BAD("buffer b%u: no such device", id);
+    if (b->device >= DEVICE_COUNT || (b->device == DEVICE_NPU && !v->target->npu))
+        BAD("buffer b%u: no such device", id);
     if (b->bytes < 0 || b->offset < -1) BAD("buffer b%u: negative size or offset", id);
     if (b->space == SPACE_CONSTANT && b->bytes > ir->graph->constants[b->index].bytes)
         BAD("buffer b%u: larger than constant %u", id, b->index);
@@ -43,11 +44,13 @@ static Code verify_register(Verifier *v, RegId id) {
     if (r->buffer >= ir->n_buffers) BAD("register %%r%u: no such buffer", id);
     if (r->dtype >= DTYPE_COUNT || r->rank > MAX_RANK) BAD("register %%r%u: no valid type", id);
     const Buffer *b = &ir->buffers[r->buffer];
-    if ((r->dtype == DTYPE_OBJECT) != (b->space == SPACE_OBJECT)) BAD("register %%r%u: objects have a space of their own", id);
+    if ((r->dtype == DTYPE_OBJECT) != (b->space == SPACE_OBJECT))
+        BAD("register %%r%u: objects have a space of their own", id);
     if (r->value != VALUE_NONE) {
         if (r->value >= ir->graph->n_values) BAD("register %%r%u: no such value", id);
         const Value *value = graph_value(ir->graph, r->value);
-        if (value->dtype != r->dtype || value->rank != r->rank || memcmp(value->shape, r->shape, r->rank * sizeof *r->shape))
+        if (value->dtype != r->dtype || value->rank != r->rank ||
+            memcmp(value->shape, r->shape, r->rank * sizeof *r->shape))
             BAD("register %%r%u: not of the type of value %%%u", id, r->value);
     }
     if (r->dtype == DTYPE_OBJECT) return CODE_OK;
@@ -80,7 +83,8 @@ static Code verify_instr(Verifier *v, uint32_t index) {
     const OpInfo *info = op_info(i->op);
     if (i->n_in < info->min_operands || (info->max_operands != ANY && i->n_in > info->max_operands))
         BAD("instruction %u (%s): %u operands", index, info->name, i->n_in);
-    if (info->results != ANY && i->n_out != info->results) BAD("instruction %u (%s): %u results", index, info->name, i->n_out);
+    if (info->results != ANY && i->n_out != info->results)
+        BAD("instruction %u (%s): %u results", index, info->name, i->n_out);
     if (!i->node || i->node->op != i->op) BAD("instruction %u (%s): not the operator of its node", index, info->name);
     if (i->device >= DEVICE_COUNT) BAD("instruction %u (%s): no such device", index, info->name);
     const char *reason = capability(v->target, i->device, ir->graph, i->node);
@@ -128,7 +132,8 @@ static Code verify_order(Verifier *v) {
         const Instr *i = &ir->instrs[ir->order[p]];
         for (uint32_t k = 0; k < i->n_in; k++) {
             if (i->in[k] != REG_NONE && !ready(v, i->in[k], p))
-                BAD("order: instruction %u (%s) reads %%r%u before it is made", ir->order[p], op_info(i->op)->name, i->in[k]);
+                BAD("order: instruction %u (%s) reads %%r%u before it is made", ir->order[p], op_info(i->op)->name,
+                    i->in[k]);
         }
         if (i->op != OP_host || !node_int(i->node, ATTR_effect)) continue;
         if (ir->order[p] < last_effect) BAD("order: host calls with effects have changed places");
@@ -144,7 +149,8 @@ static Code verify_ends(Verifier *v) {
         if (ir->inputs[i] >= ir->n_regs) BAD("input %u: no such register", i);
         BufferId b = ir->regs[ir->inputs[i]].buffer;
         bool object = ir->buffers[b].space == SPACE_OBJECT;
-        if (!object && (ir->buffers[b].space != SPACE_INPUT || ir->buffers[b].index != i)) BAD("input %u: other memory", i);
+        if (!object && (ir->buffers[b].space != SPACE_INPUT || ir->buffers[b].index != i))
+            BAD("input %u: other memory", i);
         if (object && v->writer[b] != NOBODY) BAD("input %u: its object is used twice", i);
         v->writer[b] = FOREIGN;
     }

@@ -1,14 +1,15 @@
 /* Scheduling by levels.
  *
- * The caller waits on the CPU, so an order starts and ends there. Give each instruction the smallest level that is not below
- * those it needs and has the parity of its device (even CPU, odd NPU), and run level after level: the device changes as often
- * as the highest level says (made even, to come back to the CPU). That is the least possible: along the operands that force
- * a level, the device changes that often in any order. So the number of transitions is exact, in O(n + e).
+ * The caller waits on the CPU, so an order starts and ends there. Give each instruction the smallest level that is not
+ * below those it needs and has the parity of its device (even CPU, odd NPU), and run level after level: the device
+ * changes as often as the highest level says (made even, to come back to the CPU). That is the least possible: along
+ * the operands that force a level, the device changes that often in any order. So the number of transitions is exact,
+ * in O(n + e).
  *
- * What is left free is when within its slack an instruction runs: as early as it can, as late as it can, and in which order
- * inside of a level. Six orders are tried, program order first; the one whose largest live set is smallest wins, and program
- * order (memory is touched as the model's author wrote it) wins ties. On a single device that leaves two: program order, and
- * depth first from the results, which computes each value just before it is needed. */
+ * What is left free is when within its slack an instruction runs: as early as it can, as late as it can, and in which
+ * order inside of a level. Six orders are tried, program order first; the one whose largest live set is smallest wins,
+ * and program order (memory is touched as the model's author wrote it) wins ties. On a single device that leaves two:
+ * program order, and depth first from the results, which computes each value just before it is needed. */
 #include "schedule/schedule.h"
 
 #include <string.h>

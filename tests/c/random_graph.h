@@ -6,7 +6,9 @@
 #include "graph/graph.h"
 #include "npuir/npuir.h"
 
-typedef struct Random { uint64_t state; } Random;
+typedef struct Random {
+    uint64_t state;
+} Random;
 static inline uint32_t random_below(Random *r, uint32_t n) {
     r->state = r->state * 6364136223846793005u + 1442695040888963407u;
     return n ? (uint32_t)(r->state >> 33) % n : 0;
@@ -18,8 +20,8 @@ typedef struct RandomOptions {
     bool host, views;
 } RandomOptions;
 
-static inline Code random_node(Context *ctx, Graph *g, Random *r, Op op, const ValueId *operands, size_t n,
-                               DType dtype, uint8_t rank, const int64_t *shape, size_t n_results, NodeId *out) {
+static inline Code random_node(Context *ctx, Graph *g, Random *r, Op op, const ValueId *operands, size_t n, DType dtype,
+                               uint8_t rank, const int64_t *shape, size_t n_results, NodeId *out) {
     Type types[2] = {{dtype, rank, shape}, {dtype, rank, shape}};
     return graph_insert(ctx, g, NODE_NONE, op, operands, n, types, n_results, (int32_t)random_below(r, 3) - 1, out);
 }
@@ -54,7 +56,8 @@ static inline Code random_graph(Context *ctx, Arena *arena, Random *r, const Ran
             TRY(random_node(ctx, g, r, OP_add, (ValueId[]){a, b}, 2, DTYPE_F32, 2, shape, 1, &id));
         } else if (kind < 5) {
             TRY(random_node(ctx, g, r, OP_relu, &a, 1, DTYPE_F32, 2, shape, 1, &id));
-            if (random_below(r, 2)) TRY(attr_set_ints(ctx, g, node_attr_mut(graph_node(g, id), ATTR_order), (int64_t[]){1, 0}, 2));
+            if (random_below(r, 2))
+                TRY(attr_set_ints(ctx, g, node_attr_mut(graph_node(g, id), ATTR_order), (int64_t[]){1, 0}, 2));
         } else if (kind == 5) {
             TRY(random_node(ctx, g, r, OP_softmax, &a, 1, DTYPE_F32, 2, shape, 1, &id));
             node_attr_mut(graph_node(g, id), ATTR_dim)->i = 1;
@@ -66,7 +69,8 @@ static inline Code random_graph(Context *ctx, Arena *arena, Random *r, const Ran
             node_attr_mut(graph_node(g, id), ATTR_axes)->i = 1;
             node_attr_mut(graph_node(g, id), ATTR_eps)->f = 1e-5;
         } else if (kind == 8 && o->host) {
-            TRY(random_node(ctx, g, r, OP_host, (ValueId[]){a, b}, 2, DTYPE_F32, 2, shape, 1 + random_below(r, 2), &id));
+            TRY(random_node(ctx, g, r, OP_host, (ValueId[]){a, b}, 2, DTYPE_F32, 2, shape, 1 + random_below(r, 2),
+                            &id));
             node_attr_mut(graph_node(g, id), ATTR_name)->i = random_below(r, 2);
             node_attr_mut(graph_node(g, id), ATTR_effect)->i = random_below(r, 4) == 0;
         } else if (kind == 9 && o->views) {
@@ -78,7 +82,8 @@ static inline Code random_graph(Context *ctx, Arena *arena, Random *r, const Ran
             TRY(random_node(ctx, g, r, OP_reshape, &a, 1, DTYPE_F32, 2, turned, 1, &id));
             TRY(attr_set_ints(ctx, g, node_attr_mut(graph_node(g, id), ATTR_shape), turned, 2));
         } else if (kind == 11 && o->views && shape[0] > 1) {
-            int64_t start = random_below(r, (uint32_t)shape[0]), end = start + random_below(r, (uint32_t)(shape[0] - start) + 1);
+            int64_t start = random_below(r, (uint32_t)shape[0]),
+                    end = start + random_below(r, (uint32_t)(shape[0] - start) + 1);
             int64_t cut[2] = {(end - start + 1) / 2, shape[1]};
             if (cut[0] == 0) continue;
             TRY(random_node(ctx, g, r, OP_slice, &a, 1, DTYPE_F32, 2, cut, 1, &id));
@@ -90,7 +95,8 @@ static inline Code random_graph(Context *ctx, Arena *arena, Random *r, const Ran
             TRY(random_node(ctx, g, r, OP_neg, &a, 1, DTYPE_F32, 2, shape, 1, &id));
         }
     }
-    for (uint32_t i = 0; i < 3; i++) g->outputs[g->n_outputs++] = g->n_values - 1 - random_below(r, 8 < g->n_values ? 8 : g->n_values);
+    for (uint32_t i = 0; i < 3; i++)
+        g->outputs[g->n_outputs++] = g->n_values - 1 - random_below(r, 8 < g->n_values ? 8 : g->n_values);
     *out = g;
     return CODE_OK;
 }
@@ -100,7 +106,9 @@ static inline KernelTraits test_traits(Op op) {
     return (KernelTraits){
         .contiguous = op == OP_softmax || op == OP_rms_norm ? 1 : 0,
         .unit_inner = op == OP_linear ? 3 : 0,
-        .inplace = elementwise ? 7 : op == OP_softmax || op == OP_rms_norm ? 1 : 0,
+        .inplace = elementwise                             ? 7
+                   : op == OP_softmax || op == OP_rms_norm ? 1
+                                                           : 0,
         .strided_out = op_is(op, STRIDED_OUT) || op == OP_contiguous,
     };
 }
@@ -109,7 +117,8 @@ static inline int64_t test_scratch(const Graph *g, const Node *node, int threads
     return node->op == OP_linear ? 640 * threads : 0;
 }
 
-static inline Code random_npuir(Context *ctx, Arena *arena, Random *r, const RandomOptions *o, const char *target, Npuir **out) {
+static inline Code random_npuir(Context *ctx, Arena *arena, Random *r, const RandomOptions *o, const char *target,
+                                Npuir **out) {
     Graph *g;
     LowerOptions options = {target_find(target), test_traits, test_scratch, 2};
     TRY(random_graph(ctx, arena, r, o, &g));

@@ -1,4 +1,5 @@
-/* Allocation: every plan on random graphs is proved by the checker and stays near its bound; the checker finds spoiled plans. */
+/* Allocation: every plan on random graphs is proved by the checker and stays near its bound; the checker finds spoiled
+ * plans. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -22,9 +23,12 @@ static int64_t slow_bound(const Npuir *ir) {
         if (i->inplace) root[ir->regs[i->out[0]].buffer] = root[ir->regs[i->in[i->inplace_operand]].buffer];
         for (uint32_t k = 0; k < i->n_in + i->n_out + 1; k++) {
             BufferId b = BUFFER_NONE;
-            if (k == i->n_in + i->n_out) b = i->scratch;
-            else if (k < i->n_in) b = i->in[k] == REG_NONE ? BUFFER_NONE : ir->regs[i->in[k]].buffer;
-            else b = i->out[k - i->n_in] == REG_NONE ? BUFFER_NONE : ir->regs[i->out[k - i->n_in]].buffer;
+            if (k == i->n_in + i->n_out)
+                b = i->scratch;
+            else if (k < i->n_in)
+                b = i->in[k] == REG_NONE ? BUFFER_NONE : ir->regs[i->in[k]].buffer;
+            else
+                b = i->out[k - i->n_in] == REG_NONE ? BUFFER_NONE : ir->regs[i->out[k - i->n_in]].buffer;
             if (b == BUFFER_NONE) continue;
             b = root[b];
             if (first[b] == UINT32_MAX) first[b] = p;
@@ -37,7 +41,9 @@ static int64_t slow_bound(const Npuir *ir) {
             int64_t live = 0;
             for (BufferId b = 0; b < ir->n_buffers; b++) {
                 const Buffer *buffer = &ir->buffers[b];
-                if (buffer->space != SPACE_ARENA || buffer->device != (Device)d || root[b] != b || first[b] > p || last[b] < p) continue;
+                if (buffer->space != SPACE_ARENA || buffer->device != (Device)d || root[b] != b || first[b] > p ||
+                    last[b] < p)
+                    continue;
                 live += (buffer->bytes + 63) / 64 * 64;
             }
             most = live > most ? live : most;
@@ -101,7 +107,8 @@ static void test_random(void) {
     }
     CHECK(clashes > 100 && inplace > 1000);
     CHECK(worst <= 1.15 && near >= rounds * 98 / 100); /* some sets of lifetimes cannot be packed into their bound */
-    printf("alloc: %d of %d plans at their bound, the worst %.4f of it; %d in place; %d of %d spoiled plans had to clash and did\n",
+    printf("alloc: %d of %d plans at their bound, the worst %.4f of it; %d in place; %d of %d spoiled plans had to "
+           "clash and did\n",
            exact, rounds, worst, inplace, clashes, moved);
 }
 
@@ -128,7 +135,8 @@ static void test_large(void) {
             double planned = seconds();
             CHECK_OK(&ctx, alloc_check(&ctx, ir));
             double checked = seconds();
-            printf("alloc: %u nodes, reach %u: graph and lowering %.1f ms, plan %.1f ms, check %.1f ms, %.4f of the bound\n",
+            printf("alloc: %u nodes, reach %u: graph and lowering %.1f ms, plan %.1f ms, check %.1f ms, %.4f of the "
+                   "bound\n",
                    nodes, o.reach, (lowered - start) * 1e3, took[size] * 1e3, (checked - planned) * 1e3,
                    (double)report.arena_bytes / (double)report.lower_bound_bytes);
             if (size == 1) { /* the sweep finds a clash too */
@@ -137,7 +145,9 @@ static void test_large(void) {
                 int found = 0;
                 for (BufferId a = 0; a + 1 < ir->n_buffers && found < 3; a++) {
                     Buffer *x = &ir->buffers[a], *y = &ir->buffers[a + 1];
-                    if (x->space != SPACE_ARENA || y->space != SPACE_ARENA || x->offset == y->offset || !x->bytes || !y->bytes) continue;
+                    if (x->space != SPACE_ARENA || y->space != SPACE_ARENA || x->offset == y->offset || !x->bytes ||
+                        !y->bytes)
+                        continue;
                     if (life.last[a] < life.first[a + 1] || x->bytes > y->bytes) continue;
                     int64_t kept = x->offset;
                     x->offset = y->offset;

@@ -7,7 +7,7 @@
 #include "random_graph.h"
 #include "schedule/schedule.h"
 
-/* --- views: compare with indexing element by element -------------------------------------------------------------------- */
+/* --- views: compare with indexing element by element ------------------------------------------------------------ */
 static void elements(const View *v, int64_t *out) {
     int64_t count = view_count(v->rank, v->shape), index[MAX_RANK] = {0};
     for (int64_t n = 0; n < count; n++) {
@@ -49,7 +49,8 @@ static void test_reshape(void) {
             views++;
             elements(&out, after);
             CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0);
-        } else { /* no strides exist: the innermost dimension or another would have to jump; dense memory always has them */
+        } else { /* no strides exist: the innermost dimension or another would have to jump; dense memory always has
+                    them */
             copies++;
             View row = {.rank = 3};
             memcpy(row.shape, v.shape, sizeof row.shape);
@@ -70,7 +71,7 @@ static void test_reshape(void) {
     CHECK(view_is_unit_inner(3, (int64_t[]){3, 1, 4}, (int64_t[]){4, 99, 1}));
 }
 
-/* --- text ---------------------------------------------------------------------------------------------------------------- */
+/* --- text ------------------------------------------------------------------------------------------------------- */
 static char *print(Context *ctx, const Npuir *ir, bool schedule) {
     Text text;
     text_init(&text);
@@ -115,10 +116,12 @@ static void test_random(void) {
                 for (uint32_t n = 1 + random_below(&r, 3); n > 0; n--) {
                     char *at = again + random_below(&r, (uint32_t)size);
                     switch (random_below(&r, 4)) {
-                        case 0: *at = (char)random_below(&r, 256); break;
-                        case 1: *at = "0123456789_%rb-{}[]\n"[random_below(&r, 20)]; break;
-                        case 2: size = (size_t)(at - again) + 1; break;
-                        default: memmove(again + random_below(&r, (uint32_t)size / 2 + 1), again + size / 2, random_below(&r, (uint32_t)size / 2 + 1));
+                    case 0: *at = (char)random_below(&r, 256); break;
+                    case 1: *at = "0123456789_%rb-{}[]\n"[random_below(&r, 20)]; break;
+                    case 2: size = (size_t)(at - again) + 1; break;
+                    default:
+                        memmove(again + random_below(&r, (uint32_t)size / 2 + 1), again + size / 2,
+                                random_below(&r, (uint32_t)size / 2 + 1));
                     }
                 }
                 Context other;
@@ -131,7 +134,8 @@ static void test_random(void) {
                     Text out;
                     text_init(&out);
                     CHECK_OK(&other, npuir_print(&other, back, false, &out));
-                    if (schedule_plan(&other, back, &schedule) == CODE_OK && alloc_plan(&other, back, test_traits, &report) == CODE_OK)
+                    if (schedule_plan(&other, back, &schedule) == CODE_OK &&
+                        alloc_plan(&other, back, test_traits, &report) == CODE_OK)
                         CHECK_OK(&other, alloc_check(&other, back));
                     text_destroy(&out);
                 }
@@ -173,7 +177,7 @@ static void test_no_memory(void) {
     }
 }
 
-/* --- one graph of each kind ------------------------------------------------------------------------------------------------ */
+/* --- one graph of each kind ------------------------------------------------------------------------------------- */
 static const char block[] =
     "graph {\n"
     "  %ids = input {index=0} : i64[1,4]\n"
@@ -193,7 +197,8 @@ static const char block[] =
     "  %q = permute %q1 {dims=[0, 2, 1, 3]} : f32[1,2,4,8]\n"
     "  %k = permute %k1 {dims=[0, 2, 1, 3]} : f32[1,2,4,8]\n"
     "  %v = permute %v1 {dims=[0, 2, 1, 3]} : f32[1,2,4,8]\n"
-    "  %a = attention %q, %k, %v {causal=true, safe=true, scale=0.35, order=[0, 2, 1, 3]} : f32[1,2,4,8] loc(\"model.py:4\")\n"
+    "  %a = attention %q, %k, %v {causal=true, safe=true, scale=0.35, order=[0, 2, 1, 3]} : f32[1,2,4,8] "
+    "loc(\"model.py:4\")\n"
     "  %at = permute %a {dims=[0, 2, 1, 3]} : f32[1,4,2,8]\n"
     "  %ac = contiguous %at : f32[1,4,2,8]\n"
     "  %ar = reshape %ac {shape=[1, 4, 16]} : f32[1,4,16]\n"
@@ -226,8 +231,8 @@ static void test_block(void) {
         LowerOptions options = {target_find(npu ? "npu4000" : "cpu"), test_traits, NULL, 1};
         CHECK_OK(&ctx, npuir_lower(&ctx, &arena, g, &options, &ir));
         CHECK_OK(&ctx, npuir_verify(&ctx, ir));
-        /* views cost nothing; attention writes the order that the permute wants; only outputs that are no buffer of their own
-         * are copied: %k is a view, %past an input, %flat was given already */
+        /* views cost nothing; attention writes the order that the permute wants; only outputs that are no buffer of
+         * their own are copied: %k is a view, %past an input, %flat was given already */
         CHECK_EQUAL(count_op(ir, OP_contiguous), 3);
         CHECK_EQUAL(ir->n_instrs, 7 + 3);
         CHECK_EQUAL(ir->buffers[ir->regs[ir->outputs[0]].buffer].index, 0);
@@ -247,6 +252,62 @@ static void test_block(void) {
         free(text);
     }
     arena_destroy(&arena);
+}
+
+/* Where nodes go, by the name of a line: `c` or `n`. */
+static void check_placement(const char *text, const char *want, uint32_t transitions) {
+    Context ctx;
+    Arena arena;
+    Graph *g;
+    Npuir *ir;
+    ScheduleReport report;
+    context_init(&ctx);
+    arena_init(&arena);
+    LowerOptions options = {target_find("npu4000"), test_traits, NULL, 1};
+    CHECK_OK(&ctx, graph_parse(&ctx, &arena, text, strlen(text), &g));
+    CHECK_OK(&ctx, graph_verify(&ctx, g));
+    CHECK_OK(&ctx, npuir_lower(&ctx, &arena, g, &options, &ir));
+    CHECK_OK(&ctx, npuir_verify(&ctx, ir));
+    CHECK_EQUAL(ir->n_instrs, strlen(want));
+    for (uint32_t i = 0; i < ir->n_instrs; i++) CHECK_EQUAL(ir->instrs[i].device == DEVICE_NPU ? 'n' : 'c', want[i]);
+    CHECK_OK(&ctx, schedule_plan(&ctx, ir, &report));
+    CHECK_EQUAL(report.transitions_after, transitions);
+    arena_destroy(&arena);
+}
+
+static void test_placement(void) {
+    /* masks and positions that feed only look-ups stay on the host; light float work between NPU work stays there */
+    check_placement("graph {\n"
+                    "  %ids = input {index=0} : i64[4]\n"
+                    "  %t = constant @t {index=0} : f32[9,8] state\n"
+                    "  %w = constant @w {index=1} : f32[8,8] state\n"
+                    "  %p = add %ids {scalar=1} : i64[4]\n"
+                    "  %x = embedding %t, %p : f32[4,8]\n"
+                    "  %s = mul %x {scalar=2.0} : f32[4,8]\n"
+                    "  %a = linear %s, %w : f32[4,8]\n"
+                    "  %b = gelu %a : f32[4,8]\n"
+                    "  %c = linear %b, %w : f32[4,8]\n"
+                    "  %d = softmax %c {dim=1} : f32[4,8]\n"
+                    "  return %d\n}\n",
+                    "ccnnnnn", 2);
+    /* an island: the second linear alone saves less than two transitions cost */
+    check_placement("graph {\n"
+                    "  %x = input {index=0} : f32[64,64]\n"
+                    "  %w = constant @w {index=0} : f32[64,64] state\n"
+                    "  %a = linear %x, %w : f32[64,64]\n"
+                    "  %b = linear %a, %w : f32[64,64]\n"
+                    "  %c = cumsum %b {dim=1} : f32[64,64]\n"
+                    "  %d = linear %c, %w : f32[64,64]\n"
+                    "  %e = cumsum %d {dim=1} : f32[64,64]\n"
+                    "  return %e\n}\n",
+                    "nnccc", 2);
+    /* f64 and nothing but host work: no NPU at all */
+    check_placement("graph {\n"
+                    "  %x = input {index=0} : f64[4,4]\n"
+                    "  %a = matmul %x, %x : f64[4,4]\n"
+                    "  %b = cast %a : f32[4,4]\n"
+                    "  return %b\n}\n",
+                    "cc", 0);
 }
 
 static void test_verify(void) {
@@ -291,6 +352,7 @@ static void test_verify(void) {
 int main(void) {
     test_reshape();
     test_block();
+    test_placement();
     test_verify();
     test_random();
     test_no_memory();

@@ -30,7 +30,8 @@ static void find_needs(const Npuir *ir, uint32_t *needs) {
             for (uint32_t k = 0; k < ir->instrs[i].n_in; k++) {
                 for (uint32_t m = 0; m < ir->instrs[j].n_out; m++) {
                     RegId in = ir->instrs[i].in[k], out = ir->instrs[j].out[m];
-                    if (in != REG_NONE && out != REG_NONE && ir->regs[in].buffer == ir->regs[out].buffer) needs[i] |= 1u << j;
+                    if (in != REG_NONE && out != REG_NONE && ir->regs[in].buffer == ir->regs[out].buffer)
+                        needs[i] |= 1u << j;
                 }
             }
             if (is_effect(&ir->instrs[i]) && is_effect(&ir->instrs[j])) needs[i] |= 1u << j;
@@ -112,14 +113,15 @@ static void plan_text(Context *ctx, Arena *arena, const char *devices, const cha
 }
 
 static void test_known(void) {
-    static const struct { const char *devices, *operands; uint32_t before, after; } cases[] = {
-        {"ccc", ".ab", 0, 0},
-        {"nnn", ".ab", 2, 2},
-        {"cnnnc", ".abcd", 2, 2},     /* one run on the NPU */
-        {"cncncn", "......", 6, 2},   /* independent ones */
-        {"cncncn", ".a.c.e", 6, 2},   /* three pairs */
-        {"ncncnc", ".abcde", 6, 6},   /* a chain that alternates */
-        {"nccn", ".a.c", 4, 2},       /* the last needs only the third, which needs nothing */
+    static const struct {
+        const char *devices, *operands;
+        uint32_t before, after;
+    } cases[] = {
+        {"ccc", ".ab", 0, 0},       {"nnn", ".ab", 2, 2}, {"cnnnc", ".abcd", 2, 2}, /* one run on the NPU */
+        {"cncncn", "......", 6, 2},                                                 /* independent ones */
+        {"cncncn", ".a.c.e", 6, 2},                                                 /* three pairs */
+        {"ncncnc", ".abcde", 6, 6},                                                 /* a chain that alternates */
+        {"nccn", ".a.c", 4, 2}, /* the last needs only the third, which needs nothing */
     };
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         Context ctx;

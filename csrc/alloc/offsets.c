@@ -1,16 +1,15 @@
 /* Where in the arena each block lies: linear scan first, then better plans while they may exist and are cheap to try.
  *
- * 1. Linear scan over the schedule: each block takes the free gap that fits best; memory of blocks that end is given back.
- *    Near linear, always done.
- * 2. If that misses the bound, greedy plans: blocks are placed one by one in some order, each into the best gap between the
- *    blocks placed before that are live together with it. Orders: by how full memory is while the block lives, by size, by
- *    length of life; each once with the topmost block against the others and once hanging from the bound.
- * 3. Repairs of the best of these orders: a block that lies above the bound is placed before one of those that were in its
- *    way; the change is kept if no more bytes lie above the bound. (The dice are seeded alike: plans do not differ.)
- * The smallest plan is kept. The search ends at the bound (for repairs and many blocks: near it), or when its work is spent; the work allowed
- * grows with the number of blocks, not faster.
- */
-#include "alloc/place.h"
+ * 1. Linear scan over the schedule: each block takes the free gap that fits best; memory of blocks that end is given
+ *    back. Near linear, always done.
+ * 2. If that misses the bound, greedy plans: blocks are placed one by one in some order, each into the best gap between
+ *    the blocks placed before that are live together with it. Orders: by how full memory is while the block lives, by
+ *    size, by length of life; each once with the topmost block against the others and once hanging from the bound.
+ * 3. Repairs of the best of these orders: a block that lies above the bound is placed before one of those that were in
+ *    its way; the change is kept if no more bytes lie above the bound. (The dice are seeded alike: plans do not differ.)
+ * The smallest plan is kept. The search ends at the bound (for repairs and many blocks: near it), or when its work is
+ * spent; the work allowed grows with the number of blocks, not faster. */
+#include "alloc/offsets.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +22,10 @@ enum {
     MANY = 2000,
 };
 
-/* --- linear scan ------------------------------------------------------------------------------------------------------- */
-typedef struct Gap { int64_t offset, size; } Gap;
+/* --- linear scan ------------------------------------------------------------------------------------------------ */
+typedef struct Gap {
+    int64_t offset, size;
+} Gap;
 typedef struct Gaps {
     Gap *items; /* sorted by offset, no two touch */
     uint32_t n;
@@ -54,14 +55,18 @@ static void give(Gaps *g, int64_t offset, int64_t size) {
     uint32_t low = 0, high = g->n; /* the first gap behind */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (g->items[middle].offset < offset) low = middle + 1;
-        else high = middle;
+        if (g->items[middle].offset < offset)
+            low = middle + 1;
+        else
+            high = middle;
     }
     Gap *before = low > 0 ? &g->items[low - 1] : NULL, *after = low < g->n ? &g->items[low] : NULL;
     bool joins_before = before && before->offset + before->size == offset;
     bool joins_after = after && offset + size == after->offset;
-    if (joins_before) before->size += size + (joins_after ? after->size : 0);
-    else if (joins_after) *after = (Gap){offset, size + after->size};
+    if (joins_before)
+        before->size += size + (joins_after ? after->size : 0);
+    else if (joins_after)
+        *after = (Gap){offset, size + after->size};
     if (joins_before && joins_after) memmove(after, after + 1, (--g->n - low) * sizeof *after);
     if (joins_before || joins_after) return;
     memmove(g->items + low + 1, g->items + low, (g->n - low) * sizeof *g->items);
@@ -88,18 +93,21 @@ static Code linear_scan(Context *ctx, Arena *scratch, Block *blocks, uint32_t n,
     return CODE_OK;
 }
 
-/* --- greedy plans ------------------------------------------------------------------------------------------------------ */
-typedef struct Key { int64_t first, second, third; uint32_t block; } Key; /* larger ones come first */
+/* --- greedy plans ----------------------------------------------------------------------------------------------- */
+typedef struct Key {
+    int64_t first, second, third;
+    uint32_t block;
+} Key; /* larger ones come first */
 typedef struct Greedy {
     const Block *blocks;
     uint32_t n, leaves;
     uint32_t *latest; /* tree over blocks (sorted by first): 1 + the latest end of those that are placed, 0 none */
     int64_t *offset;
     Key *order;
-    Gap *near;        /* what conflicts with the block in hand */
+    Gap *near; /* what conflicts with the block in hand */
     uint32_t n_near;
     int64_t bound;
-    bool hang;        /* a block above all others hangs from the bound, and leaves the free bytes below itself */
+    bool hang; /* a block above all others hangs from the bound, and leaves the free bytes below itself */
     uint64_t dice;
     int64_t work;
 } Greedy;
@@ -134,8 +142,10 @@ static uint32_t begun_by(const Greedy *g, uint32_t position) {
     uint32_t low = 0, high = g->n;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (g->blocks[middle].first <= position) low = middle + 1;
-        else high = middle;
+        if (g->blocks[middle].first <= position)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
@@ -193,7 +203,8 @@ static Outcome attempt(Greedy *g, Block *blocks, int64_t *size) {
     return out;
 }
 
-/* Moves the block at place `from` of the order before one, by the dice, of those that are placed before it and live with it. */
+/* Moves the block at place `from` of the order before one, by the dice, of those that are placed before it and live
+ * with it. */
 static void move_before_other(Greedy *g, uint32_t from) {
     Key moved = g->order[from];
     uint32_t to = from, n_others = 0;
@@ -206,10 +217,12 @@ static void move_before_other(Greedy *g, uint32_t from) {
 }
 
 /* How full memory is while a block lives: live bytes at the fullest position, and summed over all its positions. */
-typedef struct Load { int64_t most, sum; } Load;
+typedef struct Load {
+    int64_t most, sum;
+} Load;
 
-/* `live` is overwritten: by sums from the start and back, then level by level (a sparse table of maxima over 2^k positions),
- * where blocks are answered at the level of their length. */
+/* `live` is overwritten: by sums from the start and back, then level by level (a sparse table of maxima over 2^k
+ * positions), where blocks are answered at the level of their length. */
 static void find_loads(const Block *blocks, uint32_t n, int64_t *live, uint32_t length, Load *load) {
     for (uint32_t p = 1; p < length; p++) live[p] += live[p - 1];
     for (uint32_t b = 0; b < n; b++)
@@ -235,19 +248,19 @@ static void make_order(Greedy *g, enum Kind kind, const Load *load) {
     for (uint32_t b = 0; b < g->n; b++) {
         int64_t size = g->blocks[b].size, lives = (int64_t)g->blocks[b].last - g->blocks[b].first + 1;
         switch (kind) {
-            case FULLEST: g->order[b] = (Key){load[b].most, load[b].sum, size, b}; break;
-            case LARGEST: g->order[b] = (Key){size, 0, 0, b}; break;
-            case FULLEST_LARGEST: g->order[b] = (Key){load[b].most, size, 0, b}; break;
-            default: g->order[b] = (Key){lives, size, 0, b}; break;
+        case FULLEST: g->order[b] = (Key){load[b].most, load[b].sum, size, b}; break;
+        case LARGEST: g->order[b] = (Key){size, 0, 0, b}; break;
+        case FULLEST_LARGEST: g->order[b] = (Key){load[b].most, size, 0, b}; break;
+        default: g->order[b] = (Key){lives, size, 0, b}; break;
         }
     }
     qsort(g->order, g->n, sizeof *g->order, compare_keys);
 }
 
-static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *live, int64_t bound,
-                   int64_t *size) {
-    Greedy g = {.blocks = blocks, .n = n, .leaves = 1, .bound = bound, .dice = 1,
-                .work = WORK + WORK_PER_BLOCK * (int64_t)n};
+static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *live,
+                   int64_t bound, int64_t *size) {
+    Greedy g = {
+        .blocks = blocks, .n = n, .leaves = 1, .bound = bound, .dice = 1, .work = WORK + WORK_PER_BLOCK * (int64_t)n};
     while (g.leaves < n) g.leaves *= 2;
     TRY(ARENA_NEW(ctx, scratch, 2 * (size_t)g.leaves, &g.latest));
     TRY(ARENA_NEW(ctx, scratch, n, &g.offset));
@@ -283,8 +296,8 @@ static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint
     return CODE_OK;
 }
 
-Code place_blocks(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *size,
-                  int64_t *bound) {
+Code assign_offsets(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *size,
+                    int64_t *bound) {
     int64_t *live;
     *size = *bound = 0;
     if (n == 0) return CODE_OK;

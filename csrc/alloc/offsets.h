@@ -1,6 +1,6 @@
 /* Offsets for blocks of memory with known lifetimes. Internal to alloc/. */
-#ifndef FORGE_ALLOC_PLACE_H
-#define FORGE_ALLOC_PLACE_H
+#ifndef FORGE_ALLOC_OFFSETS_H
+#define FORGE_ALLOC_OFFSETS_H
 
 #include "base/arena.h"
 
@@ -9,9 +9,10 @@ typedef struct Block {
     int64_t size;         /* > 0, a multiple of the alignment */
     int64_t offset;       /* set here */
 } Block;
-/* Gives each block an offset such that no two live ones overlap. Blocks come sorted by `first`, positions are below `length`.
+/* Gives each block an offset such that no two live ones overlap. Blocks come sorted by `first`, positions are below
+ * `length`.
  * `*size`: bytes of the arena; `*bound`: the largest live set, which no plan can beat. */
-MUST_USE Code place_blocks(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *size,
-                           int64_t *bound);
+MUST_USE Code assign_offsets(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint32_t length, int64_t *size,
+                             int64_t *bound);
 
 #endif
