@@ -46,4 +46,7 @@ int64_t tensor_bytes(const Tensor *t);
 /* Exact simplifications of single nodes (simplify.c). */
 MUST_USE Code simplify_graph(PassContext *pc, Graph *g, bool *changed);
 
+/* ... of a lookup by consecutive indices (simplify_lookup.c): `with` takes its place, VALUE_NONE if nothing does. */
+MUST_USE Code simplify_lookup(PassContext *pc, Graph *g, NodeId id, ValueId *with);
+
 #endif

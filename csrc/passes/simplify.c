@@ -27,6 +27,13 @@ static Code insert_one(Simplifier *s, NodeId before, Op op, ValueId operand, con
     return graph_insert(s->pc->ctx, s->g, before, op, &operand, operand == VALUE_NONE ? 0 : 1, type, 1, source, made);
 }
 
+static Code insert_expand(Simplifier *s, NodeId before, ValueId x, const Type *type, ValueId *out) {
+    NodeId made;
+    TRY(insert_one(s, before, OP_expand, x, type, &made));
+    *out = graph_node(s->g, made)->first_result;
+    return attr_set_ints(s->pc->ctx, s->g, node_attr_mut(graph_node(s->g, made), ATTR_shape), type->shape, type->rank);
+}
+
 /* --- views ----------------------------------------------------------------------------------------------------------- */
 
 static Code simplify_reshape(Simplifier *s, NodeId id, ValueId *with) {
@@ -133,20 +140,29 @@ static Code simplify_cast(Simplifier *s, NodeId id, ValueId *with) {
 
 /* --- elementwise ----------------------------------------------------------------------------------------------------- */
 
-/* A uniform literal operand becomes the scalar attribute. Not for pow: eager has other formulas for scalar exponents. */
-static Code take_scalar(Simplifier *s, NodeId id) {
-    Node *node = graph_node(s->g, id);
+/* A uniform literal operand becomes the scalar attribute. Not for pow: eager has other formulas for scalar exponents. Where the
+ * literal only gives the result its shape, `with` is an expand of the operator on the other operand's shape. */
+static Code take_scalar(Simplifier *s, NodeId id, ValueId *with) {
+    Graph *g = s->g;
+    const Node *node = graph_node(g, id);
     if (node->n_operands != 2 || node->op == OP_pow) return CODE_OK;
     for (uint32_t k = 2; k-- > 0;) {
         Scalar scalar;
         ValueId other = node->operands[1 - k];
-        if (!same_shape(graph_value(s->g, other), graph_value(s->g, node->first_result))) continue;
-        if (!literal_uniform(s->g, node->operands[k], &scalar)) continue;
-        bool swap = node->op == OP_add || node->op == OP_mul;
-        node_attr_mut(node, ATTR_scalar)->s = scalar;
-        node_attr_mut(node, ATTR_reverse)->i = k == 0 && !swap;
+        if (!literal_uniform(g, node->operands[k], &scalar)) continue;
+        Type result = value_type(g, node->first_result), type = value_type(g, other);
+        bool commutes = node->op == OP_add || node->op == OP_mul || node->op == OP_bitwise_and || node->op == OP_bitwise_or;
+        bool broadcasts = !same_shape(graph_value(g, other), graph_value(g, node->first_result));
+        NodeId at = id;
+        if (broadcasts) {
+            type.dtype = result.dtype;
+            TRY(insert_one(s, id, node->op, other, &type, &at));
+            TRY(insert_expand(s, id, graph_node(g, at)->first_result, &result, with));
+        }
+        node_attr_mut(graph_node(g, at), ATTR_scalar)->s = scalar;
+        node_attr_mut(graph_node(g, at), ATTR_reverse)->i = k == 0 && !commutes;
         s->changed = true;
-        return node_set_operands(s->pc->ctx, s->g, id, &other, 1);
+        return broadcasts ? CODE_OK : node_set_operands(s->pc->ctx, g, id, &other, 1);
     }
     return CODE_OK;
 }
@@ -181,7 +197,8 @@ static bool is_absorbing(Op op, DType dtype, Scalar s) {
 }
 
 static Code simplify_binary(Simplifier *s, NodeId id, ValueId *with) {
-    TRY(take_scalar(s, id));
+    TRY(take_scalar(s, id, with));
+    if (*with != VALUE_NONE) return CODE_OK;
     const Node *node = graph_node(s->g, id);
     Scalar scalar = node_attr(node, ATTR_scalar)->s;
     if (node->n_operands != 1 || scalar.kind == SCALAR_NONE) return CODE_OK;
@@ -212,57 +229,10 @@ static Code simplify_where(Simplifier *s, NodeId id, ValueId *with) {
         return CODE_OK;
     }
     Type type = value_type(s->g, node->first_result);
-    NodeId made;
-    TRY(insert_one(s, id, OP_expand, branch, &type, &made));
-    Node *expand = graph_node(s->g, made);
-    *with = expand->first_result;
-    return attr_set_ints(s->pc->ctx, s->g, node_attr_mut(expand, ATTR_shape), type.shape, type.rank);
+    return insert_expand(s, id, branch, &type, with);
 }
 
 /* --- others ---------------------------------------------------------------------------------------------------------- */
-
-/* Constant indices first, first + 1, ... that all lie in [0, size). */
-static bool is_consecutive(const Graph *g, ValueId v, int64_t size, int64_t *first) {
-    const Node *node = value_node(g, v);
-    if (node->op != OP_constant) return false;
-    const Constant *c = &g->constants[node_int(node, ATTR_index)];
-    Tensor t = constant_tensor(c);
-    int64_t n = tensor_count(&t);
-    if (!c->data || n == 0 || n > size || !tensor_is_contiguous(&t)) return false;
-    if (c->dtype != DTYPE_I64 && c->dtype != DTYPE_I32) return false;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t id = c->dtype == DTYPE_I64 ? ((const int64_t *)c->data)[i] : ((const int32_t *)c->data)[i];
-        if (i == 0) *first = id;
-        if (id != *first + i) return false;
-    }
-    return *first >= 0 && *first <= size - n;
-}
-
-/* Looking up consecutive rows is a slice: position embeddings need no copy. */
-static Code simplify_lookup(Simplifier *s, NodeId id, ValueId x, ValueId ids, int64_t dim, ValueId *with) {
-    Context *ctx = s->pc->ctx;
-    Type rows = value_type(s->g, x), result = value_type(s->g, graph_node(s->g, id)->first_result);
-    int64_t shape[MAX_RANK], first = 0;
-    if (rows.rank == 0 || !is_consecutive(s->g, ids, rows.shape[dim], &first)) return CODE_OK;
-    const Value *index = graph_value(s->g, ids);
-    int64_t n = 1;
-    for (int d = 0; d < index->rank; d++) n *= index->shape[d];
-    memcpy(shape, rows.shape, rows.rank * sizeof *shape);
-    shape[dim] = n;
-    rows.shape = shape;
-
-    NodeId slice, reshape;
-    TRY(insert_one(s, id, OP_slice, x, &rows, &slice));
-    Node *node = graph_node(s->g, slice);
-    node_attr_mut(node, ATTR_dim)->i = dim;
-    node_attr_mut(node, ATTR_start)->i = first;
-    node_attr_mut(node, ATTR_end)->i = first + n;
-    node_attr_mut(node, ATTR_step)->i = 1;
-    TRY(insert_one(s, id, OP_reshape, node->first_result, &result, &reshape));
-    node = graph_node(s->g, reshape);
-    *with = node->first_result;
-    return attr_set_ints(ctx, s->g, node_attr_mut(node, ATTR_shape), result.shape, result.rank);
-}
 
 /* matmul by a constant matrix is a linear layer, whose weight is packed once and not at each call. */
 static Code simplify_matmul(Simplifier *s, NodeId id, ValueId *with) {
@@ -307,9 +277,9 @@ static Code simplify_node(Simplifier *s, NodeId id, ValueId *with) {
     case OP_cast: return simplify_cast(s, id, with);
     case OP_where: return simplify_where(s, id, with);
     case OP_matmul: return simplify_matmul(s, id, with);
-    case OP_embedding: return simplify_lookup(s, id, node->operands[0], node->operands[1], 0, with);
+    case OP_embedding:
     case OP_index_select:
-        return simplify_lookup(s, id, node->operands[0], node->operands[1], node_int(node, ATTR_dim), with);
+    case OP_index: return simplify_lookup(s->pc, s->g, id, with);
     case OP_cat:
         if (node->n_operands == 1) *with = node->operands[0];
         return CODE_OK;
