@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "cpu/cpu.h"
-#include "cpu/move.h"
 
 Code ew_fail(Context *ctx, EwFault fault) {
     switch (fault) {
@@ -387,28 +386,39 @@ static void make_walk(Walk *s, const Tensor *in, const Tensor *out) {
 
 /* Moves `n` elements of operand k from position `index` on between its memory and a slot. */
 static void move_operand(const Walk *s, uint32_t k, const int64_t *index, int64_t n, char *slot, bool gather) {
-    int64_t at[MAX_RANK], inner = s->shape[s->rank - 1], stride = s->strides[k][s->rank - 1], offset = 0;
+    const int64_t *strides = s->strides[k], inner = s->shape[s->rank - 1], stride = strides[s->rank - 1];
+    int64_t at[MAX_RANK], offset = 0;
     for (int d = 0; d < s->rank; d++) {
         at[d] = index[d];
-        offset += index[d] * s->strides[k][d];
+        offset += index[d] * strides[d];
     }
-    while (n > 0) {
-        int64_t run = inner - at[s->rank - 1];
-        if (run > n) run = n;
-        char *memory = s->data[k] + offset * (int64_t)s->size[k];
-        if (gather) copy_row(slot, 1, memory, stride, run, s->size[k]);
-        else copy_row(memory, stride, slot, 1, run, s->size[k]);
-        slot += (size_t)run * s->size[k];
-        n -= run;
-        offset -= at[s->rank - 1] * stride;
-        at[s->rank - 1] = 0;
-        for (int d = s->rank - 2; n > 0 && d >= 0; d--) {
-            offset += s->strides[k][d];
-            if (++at[d] < s->shape[d]) break;
-            offset -= at[d] * s->strides[k][d];
-            at[d] = 0;
-        }
+    /* Rows may be as short as two elements: the type is chosen outside of the loops. */
+#define MOVE(T)                                                                                                        \
+    for (T *m = (T *)(void *)s->data[k], *v = (T *)(void *)slot; n > 0;) {                                             \
+        int64_t run = inner - at[s->rank - 1] < n ? inner - at[s->rank - 1] : n;                                       \
+        if (gather)                                                                                                    \
+            for (int64_t i = 0; i < run; i++) v[i] = m[offset + i * stride];                                           \
+        else                                                                                                           \
+            for (int64_t i = 0; i < run; i++) m[offset + i * stride] = v[i];                                           \
+        v += run;                                                                                                      \
+        n -= run;                                                                                                      \
+        offset -= at[s->rank - 1] * stride;                                                                            \
+        at[s->rank - 1] = 0;                                                                                           \
+        for (int d = s->rank - 2; d >= 0; d--) {                                                                       \
+            offset += strides[d];                                                                                      \
+            if (++at[d] < s->shape[d]) break;                                                                          \
+            offset -= at[d] * strides[d];                                                                              \
+            at[d] = 0;                                                                                                 \
+        }                                                                                                              \
+    }                                                                                                                  \
+    break
+    switch (s->size[k]) {
+    case 1: MOVE(uint8_t);
+    case 2: MOVE(uint16_t);
+    case 4: MOVE(uint32_t);
+    default: MOVE(uint64_t);
     }
+#undef MOVE
 }
 
 static void run_part(void *arg, int64_t part, int thread) {

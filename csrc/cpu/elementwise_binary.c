@@ -144,7 +144,10 @@ static const EwFn TABLE[OP_COUNT][DTYPE_COUNT] = {
     FLOAT_FUNCTIONS(ENTRY, F64, double)
     TESTS(ENTRY, F32, float)
     TESTS(ENTRY, F64, double)
-    ENTRY(div_floor, F16, ) ENTRY(div_floor, BF16, ) ENTRY(div_trunc, F16, ) ENTRY(div_trunc, BF16, )
+    [OP_div_floor][DTYPE_F16] = div_floor_F16,
+    [OP_div_floor][DTYPE_BF16] = div_floor_BF16,
+    [OP_div_trunc][DTYPE_F16] = div_trunc_F16,
+    [OP_div_trunc][DTYPE_BF16] = div_trunc_BF16,
     BOOL_FUNCTIONS(ENTRY, BOOL, uint8_t)
     TESTS(ENTRY, BOOL, uint8_t)
     INTEGER_TYPES(X)

@@ -13,7 +13,7 @@ typedef struct Copy {
     int64_t rows, row_parts;           /* rows of the plane a part, parts a plane */
 } Copy;
 
-enum { PART_BYTES = 64 << 10, TILE = 16 };
+enum { PART_BYTES = 64 << 10, TILE = 8 };
 
 static void insert_dim(Copy *c, int at, int64_t size, int64_t to_stride, int64_t from_stride) {
     for (int d = c->rank; d > at; d--) {
@@ -36,6 +36,27 @@ static void remove_dim(Copy *c, int at) {
     }
 }
 
+/* A transposition: the source runs along the rows' index. Tiles of few columns, for their lines may share a cache set. */
+static void copy_across(char *to, const char *from, int64_t begin, int64_t end, int64_t n, int64_t to_row, int64_t to_col,
+                        int64_t from_col, size_t size) {
+#define TILES(T)                                                                                                       \
+    for (int64_t i0 = begin; i0 < end; i0 += TILE)                                                                     \
+        for (int64_t j0 = 0; j0 < n; j0 += TILE)                                                                       \
+            for (int64_t i = i0; i < end && i < i0 + TILE; i++) {                                                      \
+                T *d = (T *)(void *)to + i * to_row;                                                                   \
+                const T *s = (const T *)(const void *)from + i;                                                        \
+                for (int64_t j = j0; j < n && j < j0 + TILE; j++) d[j * to_col] = s[j * from_col];                     \
+            }                                                                                                          \
+    break
+    switch (size) {
+    case 1: TILES(uint8_t);
+    case 2: TILES(uint16_t);
+    case 4: TILES(uint32_t);
+    default: TILES(uint64_t);
+    }
+#undef TILES
+}
+
 static void copy_part(void *arg, int64_t part, int thread) {
     (void)thread;
     const Copy *c = arg;
@@ -50,15 +71,12 @@ static void copy_part(void *arg, int64_t part, int thread) {
     char *to = c->to + at * size;
     const char *from = c->from + from_at * size;
     int64_t to_row = c->to_stride[row], to_col = c->to_stride[col], from_row = c->from_stride[row], from_col = c->from_stride[col];
-    bool across = from_row == 1 && from_col != 1 && from_col != 0;
-    int64_t step = across ? TILE : n;
-    for (int64_t i0 = begin; i0 < end; i0 += across ? TILE : 1)
-        for (int64_t j = 0; j < n; j += step) {
-            int64_t rows = across ? (end - i0 < TILE ? end - i0 : TILE) : 1, cols = n - j < step ? n - j : step;
-            for (int64_t i = i0; i < i0 + rows; i++)
-                copy_row(to + (i * to_row + j * to_col) * size, to_col, from + (i * from_row + j * from_col) * size, from_col,
-                         cols, c->size);
-        }
+    if (from_row == 1 && from_col != 1 && from_col != 0 && c->size <= 8) {
+        copy_across(to, from, begin, end, n, to_row, to_col, from_col, c->size);
+        return;
+    }
+    for (int64_t i = begin; i < end; i++)
+        copy_row(to + i * to_row * size, to_col, from + i * from_row * size, from_col, n, c->size);
 }
 
 void tensor_copy(Pool *pool, const Tensor *to, const Tensor *from) {

@@ -17,22 +17,25 @@ typedef struct Scan {
 /* acc[j] = acc[j] op x[j]; in a row (`chain` 1) x[j] becomes the running value after it. */
 static void step(const Scan *s, Wide *acc, Wide *x, int64_t n, bool chain) {
 #define EACH(member, expr)                                                                                             \
-    if (chain)                                                                                                         \
-        for (int64_t j = 0; j < n; j++) x[j].member = acc->member = expr(acc->member, x[j].member);                    \
-    else                                                                                                               \
-        for (int64_t j = 0; j < n; j++) acc[j].member = expr(acc[j].member, x[j].member)
+    if (chain) {                                                                                                       \
+        Wide running = *acc;                                                                                           \
+        for (int64_t j = 0; j < n; j++) x[j].member = running.member = expr(running.member, x[j].member);              \
+        *acc = running;                                                                                                \
+    } else {                                                                                                           \
+        for (int64_t j = 0; j < n; j++) acc[j].member = expr(acc[j].member, x[j].member);                              \
+    }
 #define ADD(a, b) ((a) + (b))
 #define MULTIPLY(a, b) ((a) * (b))
 #define ADD_WRAPPED(a, b) ((int64_t)((uint64_t)(a) + (uint64_t)(b)))
 #define MULTIPLY_WRAPPED(a, b) ((int64_t)((uint64_t)(a) * (uint64_t)(b)))
     if (s->is_float && s->product) {
-        EACH(f, MULTIPLY);
+        EACH(f, MULTIPLY)
     } else if (s->is_float) {
-        EACH(f, ADD);
+        EACH(f, ADD)
     } else if (s->product) {
-        EACH(i, MULTIPLY_WRAPPED);
+        EACH(i, MULTIPLY_WRAPPED)
     } else {
-        EACH(i, ADD_WRAPPED);
+        EACH(i, ADD_WRAPPED)
     }
 #undef EACH
 }

@@ -74,7 +74,8 @@ static inline __m256 v_tanh(__m256 x) {
     return v_copysign(_mm256_blendv_ps(p, q, _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_GE_OQ)), x); /* -0 too */
 }
 
-/* erf: an odd polynomial in the middle, 1 - exp(polynomial of |x|) outside. */
+/* erf: an odd polynomial in the middle, 1 - exp(polynomial of |x|) outside; from |x| = 4 on it is 1. Pairs of terms are
+ * evaluated side by side, for latency is what counts here; exp is v_exp without the ends. */
 static inline __m256 v_erf(__m256 x) {
     __m256 t = v_abs(x), s = _mm256_mul_ps(x, x);
     __m256 p = _mm256_set1_ps(-5.96761703e-4f);
@@ -84,14 +85,27 @@ static inline __m256 v_erf(__m256 x) {
     p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(-3.76125336e-1f));
     p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(1.28379166e-1f));
     p = _mm256_fmadd_ps(p, x, x);
-    __m256 r = _mm256_fmadd_ps(_mm256_set1_ps(-1.72853470e-5f), t, _mm256_set1_ps(3.83197126e-4f));
-    __m256 u = _mm256_fmadd_ps(_mm256_set1_ps(-3.88396438e-3f), t, _mm256_set1_ps(2.42546219e-2f));
-    r = _mm256_fmadd_ps(r, s, u);
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-1.06777877e-1f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-6.34846687e-1f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-1.28717512e-1f));
-    r = _mm256_fmsub_ps(r, t, t);
-    r = v_copysign(_mm256_sub_ps(_mm256_set1_ps(1.0f), v_exp(r)), x);
+    __m256 c = _mm256_min_ps(_mm256_set1_ps(4.0f), t); /* NaN stays */
+    __m256 c2 = _mm256_mul_ps(c, c);
+    __m256 r = _mm256_fmadd_ps(_mm256_set1_ps(-1.72853470e-5f), c, _mm256_set1_ps(3.83197126e-4f));
+    __m256 u = _mm256_fmadd_ps(_mm256_set1_ps(-3.88396438e-3f), c, _mm256_set1_ps(2.42546219e-2f));
+    r = _mm256_fmadd_ps(r, c2, u);
+    r = _mm256_fmadd_ps(r, c, _mm256_set1_ps(-1.06777877e-1f));
+    r = _mm256_fmadd_ps(r, c, _mm256_set1_ps(-6.34846687e-1f));
+    r = _mm256_fmadd_ps(r, c, _mm256_set1_ps(-1.28717512e-1f));
+    r = _mm256_fmsub_ps(r, c, c);
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(r, _mm256_set1_ps(1.44269504088896341f)),
+                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 f = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693145751953125f), r);
+    f = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.428606765330187045e-06f), f);
+    __m256 f2 = _mm256_mul_ps(f, f);
+    __m256 q = _mm256_fmadd_ps(_mm256_set1_ps(0.00139304355252534151077271f), f, _mm256_set1_ps(0.00833336077630519866943359f));
+    __m256 v = _mm256_fmadd_ps(_mm256_set1_ps(0.0416664853692054748535156f), f, _mm256_set1_ps(0.166666671633720397949219f));
+    q = _mm256_fmadd_ps(q, f2, v);
+    q = _mm256_fmadd_ps(q, f, _mm256_set1_ps(0.5f));
+    q = _mm256_add_ps(_mm256_fmadd_ps(q, f2, f), _mm256_set1_ps(1.0f));
+    __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    r = v_copysign(_mm256_fnmadd_ps(q, _mm256_castsi256_ps(power), _mm256_set1_ps(1.0f)), x);
     return _mm256_blendv_ps(p, r, _mm256_cmp_ps(t, _mm256_set1_ps(0.927734375f), _CMP_GT_OQ));
 }
 
