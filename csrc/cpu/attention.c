@@ -1,6 +1,6 @@
-/* Attention in one sweep over the keys: blocks of 48 queries against blocks of 96 keys, scores never leave the cache. Scores
- * are kept transposed, [key][query], so that the softmax runs down the lanes, and both products use the GEMM's tiles on k and
- * v as they lie. Few queries (decoding): the heads that share a key head form one block. */
+/* Attention in one sweep over the keys: blocks of 48 queries against blocks of 96 keys, scores never leave the cache.
+ * Scores are kept transposed, [key][query], so that the softmax runs down the lanes, and both products use the GEMM's
+ * tiles on k and v as they lie. Few queries (decoding): the heads that share a key head form one block. */
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
 #include "cpu/norm_rows.h"
@@ -14,14 +14,14 @@ typedef struct Attention {
     const Tensor *q, *k, *v, *mask, *out;
     int64_t mask_strides[4];
     int64_t batch, heads, groups, queries, keys, depth, width; /* width: of v */
-    int64_t padded;                 /* width, up to whole panels */
-    int64_t block_heads, block_queries, blocks; /* of a part; blocks of queries a head */
+    int64_t padded;                                            /* width, up to whole panels */
+    int64_t block_heads, block_queries, blocks;                /* of a part; blocks of queries a head */
     bool causal, safe;
     double scale;
     const GemmKernels *kernels;
     AttentionSoftmax softmax;
     char *scratch;
-    int64_t scratch_bytes;          /* a thread's */
+    int64_t scratch_bytes; /* a thread's */
 } Attention;
 
 static void softmax_portable(AttentionBlock *b, int64_t rows, int64_t keys, float scale) {
@@ -74,7 +74,8 @@ static void load_queries(Part *p) {
     if (p->rows < ROWS) memset(p->q_columns, 0, (size_t)(depth * ROWS) * sizeof(float));
     for (int64_t r = 0; r < p->rows; r++) {
         int64_t from = offset4(q, p->b, head_of(p, r), query_of(p, r));
-        for (int64_t d = 0; d < depth; d++) p->q_columns[d * ROWS + r] = load_f32(q->data, q->dtype, from + d * q->strides[3]);
+        for (int64_t d = 0; d < depth; d++)
+            p->q_columns[d * ROWS + r] = load_f32(q->data, q->dtype, from + d * q->strides[3]);
     }
 }
 
@@ -88,7 +89,8 @@ static const float *load_rows(const Tensor *t, const Part *p, int64_t first, int
     }
     for (int64_t i = 0; i < count; i++)
         for (int64_t d = 0; d < padded; d++)
-            copy[i * padded + d] = d < size ? load_f32(t->data, t->dtype, from + i * t->strides[2] + d * t->strides[3]) : 0.0f;
+            copy[i * padded + d] =
+                d < size ? load_f32(t->data, t->dtype, from + i * t->strides[2] + d * t->strides[3]) : 0.0f;
     *stride = padded;
     return copy;
 }
@@ -107,7 +109,8 @@ static bool load_mask(Part *p, int64_t first, int64_t count) {
     bool visible = mask->dtype != DTYPE_BOOL;
     bool same = strides[1] == 0 && strides[2] == 0; /* for all rows, as padding masks are */
     for (int64_t r = 0; r < (same ? 1 : p->rows); r++) {
-        int64_t from = p->b * strides[0] + head_of(p, r) * strides[1] + query_of(p, r) * strides[2] + first * strides[3];
+        int64_t from =
+            p->b * strides[0] + head_of(p, r) * strides[1] + query_of(p, r) * strides[2] + first * strides[3];
         float *row = block->staged[r];
         if (mask->dtype == DTYPE_F32 && strides[3] == 1) {
             memcpy(row, (const float *)mask->data + from, (size_t)count * sizeof *row);
@@ -138,8 +141,8 @@ static void sweep_keys(Part *p) {
         const float *k = load_rows(at->k, p, first, count, at->depth, p->keys, &k_row);
         for (int64_t t = 0; t < count; t += GEMM_ROWS)
             for (int64_t j = 0; j < panels; j++)
-                at->kernels->tile((int)min_i64(GEMM_ROWS, count - t), at->depth, k + t * k_row, k_row, 1, p->q_columns + j * GEMM_COLS,
-                                  ROWS, &block->scores[t][j * GEMM_COLS], ROWS, false);
+                at->kernels->tile((int)min_i64(GEMM_ROWS, count - t), at->depth, k + t * k_row, k_row, 1,
+                                  p->q_columns + j * GEMM_COLS, ROWS, &block->scores[t][j * GEMM_COLS], ROWS, false);
         block->causal = at->causal && first + count - 1 > first_query;
         for (int64_t r = 0; block->causal && r < ROWS; r++) block->last[r] = (int32_t)(query_of(p, r) - first);
         at->softmax(block, p->rows, count, (float)at->scale);
@@ -150,8 +153,8 @@ static void sweep_keys(Part *p) {
         const float *v = load_rows(at->v, p, first, count, columns, p->values, &v_row);
         for (int64_t e = 0; e < columns; e += GEMM_COLS)
             for (int64_t r = 0; r < p->rows; r += GEMM_ROWS)
-                at->kernels->tile((int)min_i64(GEMM_ROWS, p->rows - r), count, &block->scores[0][r], 1, ROWS, v + e, v_row,
-                                  p->out + r * columns + e, columns, true);
+                at->kernels->tile((int)min_i64(GEMM_ROWS, p->rows - r), count, &block->scores[0][r], 1, ROWS, v + e,
+                                  v_row, p->out + r * columns + e, columns, true);
     }
 }
 
@@ -204,14 +207,17 @@ static void run_row(void *arg, int64_t part, int thread) {
     const RowKernels *rows = row_kernels();
     int64_t s = part % at->queries, h = part / at->queries % at->heads, b = part / at->queries / at->heads;
     int64_t group = h / (at->heads / at->groups), end = at->causal ? min_i64(at->keys, s + 1) : at->keys;
-    float *weights = (float *)(void *)(at->scratch + at->scratch_bytes * thread), *out = weights + round_up(at->keys, 16);
-    kernels->dots(weights, (const float *)at->q->data + offset4(at->q, b, h, s), (const float *)at->k->data + offset4(at->k, b, group, 0),
-                  at->k->strides[2], end, at->depth, (float)at->scale);
+    float *weights = (float *)(void *)(at->scratch + at->scratch_bytes * thread),
+          *out = weights + round_up(at->keys, 16);
+    kernels->dots(weights, (const float *)at->q->data + offset4(at->q, b, h, s),
+                  (const float *)at->k->data + offset4(at->k, b, group, 0), at->k->strides[2], end, at->depth,
+                  (float)at->scale);
     int64_t from = b * at->mask_strides[0] + h * at->mask_strides[1] + s * at->mask_strides[2];
     for (int64_t t = 0; at->mask && t < end; t++) weights[t] += mask_value(at->mask, from + t * at->mask_strides[3]);
     float max = rows->max(weights, end);
     float sum = rows->exp_sum(weights, weights, max == -INFINITY ? 0 : max, end);
-    kernels->average(out, weights, (const float *)at->v->data + offset4(at->v, b, group, 0), at->v->strides[2], end, at->width);
+    kernels->average(out, weights, (const float *)at->v->data + offset4(at->v, b, group, 0), at->v->strides[2], end,
+                     at->width);
     bool zero = sum == 0 && (at->safe || at->keys == 0);
     float *to = (float *)at->out->data + offset4(at->out, b, h, s);
     for (int64_t e = 0; e < at->width; e++) to[e * at->out->strides[3]] = zero ? 0.0f : out[e] / sum;
@@ -230,7 +236,8 @@ static void run_row_f64(void *arg, int64_t part, int thread) {
         for (int64_t d = 0; d < at->depth; d++) dot += q[d * at->q->strides[3]] * k[d * at->k->strides[3]];
         dot *= at->scale;
         if (at->mask) {
-            int64_t i = b * at->mask_strides[0] + h * at->mask_strides[1] + s * at->mask_strides[2] + t * at->mask_strides[3];
+            int64_t i =
+                b * at->mask_strides[0] + h * at->mask_strides[1] + s * at->mask_strides[2] + t * at->mask_strides[3];
             dot += at->mask->dtype == DTYPE_F64 ? ((const double *)at->mask->data)[i] : (double)mask_value(at->mask, i);
         }
         weights[t] = dot;
@@ -247,10 +254,13 @@ static void run_row_f64(void *arg, int64_t part, int thread) {
     }
 }
 
-static bool few_rows(int64_t heads, int64_t groups, int64_t queries) { return groups > 0 && heads / groups * queries <= FEW_ROWS; }
+static bool few_rows(int64_t heads, int64_t groups, int64_t queries) {
+    return groups > 0 && heads / groups * queries <= FEW_ROWS;
+}
 
 int64_t attention_scratch(const Graph *g, const Node *node, int threads) {
-    const Value *q = graph_value(g, node->operands[0]), *k = graph_value(g, node->operands[1]), *v = graph_value(g, node->operands[2]);
+    const Value *q = graph_value(g, node->operands[0]), *k = graph_value(g, node->operands[1]),
+                *v = graph_value(g, node->operands[2]);
     if (k->dtype == DTYPE_F64) return round_up(k->shape[2] * (int64_t)sizeof(double), 64) * threads;
     int64_t block = scratch_floats(k->shape[3], round_up(v->shape[3], GEMM_COLS));
     int64_t row = few_rows(q->shape[1], k->shape[1], q->shape[2]) ? round_up(k->shape[2], 16) + v->shape[3] : 0;
@@ -260,7 +270,8 @@ int64_t attention_scratch(const Graph *g, const Node *node, int threads) {
 Code attention_run(KernelCall *call) {
     const Tensor *q = &call->in[0], *k = &call->in[1], *v = &call->in[2], *out = &call->out[0];
     const Tensor *mask = call->n_in > 3 && call->in[3].data ? &call->in[3] : NULL;
-    Attention at = {.q = q, .k = k, .v = v, .mask = mask, .out = out, .kernels = gemm_kernels(), .scratch = call->scratch};
+    Attention at = {
+        .q = q, .k = k, .v = v, .mask = mask, .out = out, .kernels = gemm_kernels(), .scratch = call->scratch};
     at.batch = q->shape[0], at.heads = q->shape[1], at.queries = q->shape[2], at.depth = q->shape[3];
     at.groups = k->shape[1], at.keys = k->shape[2], at.width = v->shape[3];
     at.causal = node_int(call->node, ATTR_causal);
@@ -276,7 +287,8 @@ Code attention_run(KernelCall *call) {
     }
     if (!gemm_in_f32(q->dtype)) return fail(call->ctx, CODE_UNSUPPORTED, "no attention for %s", dtype_name(q->dtype));
     bool unit = q->strides[3] == 1 && k->strides[3] == 1 && v->strides[3] == 1;
-    if (few_rows(at.heads, at.groups, at.queries) && q->dtype == DTYPE_F32 && unit && cpu_has_avx2() && attention_row_avx2()) {
+    if (few_rows(at.heads, at.groups, at.queries) && q->dtype == DTYPE_F32 && unit && cpu_has_avx2() &&
+        attention_row_avx2()) {
         at.scratch_bytes = round_up((round_up(at.keys, 16) + at.width) * (int64_t)sizeof(float), 64);
         pool_run(call->pool, at.batch * at.heads * at.queries, run_row, &at);
         return CODE_OK;

@@ -56,8 +56,8 @@ static void dots(float *out, const float *q, const float *k, int64_t row, int64_
     }
 }
 
-static inline __attribute__((always_inline)) void average_columns(const int vectors, float *out, const float *weights, const float *v,
-                                                                  int64_t row, int64_t keys) {
+static inline __attribute__((always_inline)) void average_columns(const int vectors, float *out, const float *weights,
+                                                                  const float *v, int64_t row, int64_t keys) {
     __m256 s[8];
 #pragma GCC unroll 8
     for (int j = 0; j < vectors; j++) s[j] = _mm256_setzero_ps();

@@ -1,5 +1,5 @@
-/* conv1d and conv2d. A product of each group's weights with columns of x: panel j of B is gathered from x for 16 places of the
- * result. Depthwise and f64 convolutions are summed directly. A conv1d is a conv2d of height 1. */
+/* conv1d and conv2d. A product of each group's weights with columns of x: panel j of B is gathered from x for 16 places
+ * of the result. Depthwise and f64 convolutions are summed directly. A conv1d is a conv2d of height 1. */
 #include "cpu/gemm.h"
 
 #include <string.h>
@@ -10,14 +10,16 @@ typedef struct Conv {
     int64_t batch, groups, in_channels, out_channels; /* channels of one group */
     int64_t height, width, kernel_h, kernel_w, out_h, out_w;
     int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-    int64_t x_n, x_c, x_h, x_w;                       /* strides of x */
+    int64_t x_n, x_c, x_h, x_w; /* strides of x */
 } Conv;
 
 static void get_conv(const Tensor *x, const Tensor *w, const Tensor *out, const Node *node, Conv *c) {
     bool two = x->rank == 4;
-    const int64_t *stride = node_attr(node, ATTR_stride)->ints.items, *padding = node_attr(node, ATTR_padding)->ints.items;
+    const int64_t *stride = node_attr(node, ATTR_stride)->ints.items,
+                  *padding = node_attr(node, ATTR_padding)->ints.items;
     const int64_t *dilation = node_attr(node, ATTR_dilation)->ints.items;
-    *c = (Conv){.x = x, .w = w, .out = out, .dtype = x->dtype, .batch = x->shape[0], .groups = node_int(node, ATTR_groups)};
+    *c = (Conv){
+        .x = x, .w = w, .out = out, .dtype = x->dtype, .batch = x->shape[0], .groups = node_int(node, ATTR_groups)};
     c->in_channels = w->shape[1], c->out_channels = w->shape[0] / c->groups;
     c->height = two ? x->shape[2] : 1, c->width = x->shape[two ? 3 : 2];
     c->kernel_h = two ? w->shape[2] : 1, c->kernel_w = w->shape[two ? 3 : 2];
@@ -29,7 +31,8 @@ static void get_conv(const Tensor *x, const Tensor *w, const Tensor *out, const 
     c->x_h = two ? x->strides[2] : 0, c->x_w = x->strides[two ? 3 : 2];
 }
 
-/* --- as a product ---------------------------------------------------------------------------------------------------------- */
+/* --- as a product
+ * ---------------------------------------------------------------------------------------------------------- */
 static void fill_panel(const void *user, int64_t batch, int64_t panel, float *dst) {
     const Conv *c = user;
     int64_t base = batch / c->groups * c->x_n + batch % c->groups * c->in_channels * c->x_c;
@@ -55,7 +58,8 @@ static void fill_panel(const void *user, int64_t batch, int64_t panel, float *ds
                     continue;
                 }
                 for (int j = 0; j < count; j++) {
-                    bool there = inside || (h[j] + kh >= 0 && h[j] + kh < c->height && w[j] + kw >= 0 && w[j] + kw < c->width);
+                    bool there =
+                        inside || (h[j] + kh >= 0 && h[j] + kh < c->height && w[j] + kw >= 0 && w[j] + kw < c->width);
                     if (there) dst[j] = load_f32(c->x->data, c->dtype, at + from[j]);
                 }
             }
@@ -64,7 +68,13 @@ static void fill_panel(const void *user, int64_t batch, int64_t panel, float *ds
 static Code run_product(KernelCall *call, const Conv *c) {
     GemmFinish finish;
     int64_t k = c->in_channels * c->kernel_h * c->kernel_w;
-    Gemm gemm = {.batch = 1, .m = c->out_channels, .n = c->out_h * c->out_w, .k = k, .fill = fill_panel, .user = c, .finish = &finish};
+    Gemm gemm = {.batch = 1,
+                 .m = c->out_channels,
+                 .n = c->out_h * c->out_w,
+                 .k = k,
+                 .fill = fill_panel,
+                 .user = c,
+                 .finish = &finish};
     gemm.a = (GemmOperand){c->w->data, c->dtype, k, 1};
     gemm.b = (GemmOperand){c->x->data, c->dtype, 0, 0};
     gemm_add_batch(&gemm, c->batch, 0, 0);
@@ -76,7 +86,8 @@ static Code run_product(KernelCall *call, const Conv *c) {
     return CODE_OK;
 }
 
-/* --- directly -------------------------------------------------------------------------------------------------------------- */
+/* --- directly
+ * -------------------------------------------------------------------------------------------------------------- */
 /* The results o with 0 <= o * stride + offset < size: [*begin, *end). */
 static void valid_range(int64_t size, int64_t count, int64_t stride, int64_t offset, int64_t *begin, int64_t *end) {
     *begin = offset >= 0 ? 0 : min_i64(count, (-offset + stride - 1) / stride);
@@ -115,7 +126,9 @@ PLANE(plane_f32, float)
 PLANE(plane_f64, double)
 #undef PLANE
 
-static bool direct(DType dtype, int64_t in_channels) { return dtype == DTYPE_F64 || (dtype == DTYPE_F32 && in_channels == 1); }
+static bool direct(DType dtype, int64_t in_channels) {
+    return dtype == DTYPE_F64 || (dtype == DTYPE_F32 && in_channels == 1);
+}
 
 int64_t conv_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
@@ -128,7 +141,8 @@ int64_t conv_scratch(const Graph *g, const Node *node, int threads) {
 
 Code conv_run(KernelCall *call) {
     const Tensor *x = &call->in[0], *w = &call->in[1], *out = &call->out[0];
-    if (!dtype_is_float(x->dtype)) return fail(call->ctx, CODE_UNSUPPORTED, "no convolution for %s", dtype_name(x->dtype));
+    if (!dtype_is_float(x->dtype))
+        return fail(call->ctx, CODE_UNSUPPORTED, "no convolution for %s", dtype_name(x->dtype));
     if (tensor_count(out) == 0) return CODE_OK;
     Conv c;
     get_conv(x, w, out, call->node, &c);

@@ -4,8 +4,8 @@
 #include <string.h>
 
 enum {
-    BLOCK_ROWS = 144,         /* with BLOCK_K: 108 KB of A, for the L2 */
-    BLOCK_K = 192,            /* a panel of this depth is 12 KB, for the L1; MKL's sums have this form, and so its errors */
+    BLOCK_ROWS = 144, /* with BLOCK_K: 108 KB of A, for the L2 */
+    BLOCK_K = 192,    /* a panel of this depth is 12 KB, for the L1; MKL's sums have this form, and so its errors */
     GROUP_PANELS = GEMM_MAX_SEGMENT / GEMM_COLS,
     A_FLOATS = 512 << 10,     /* of A packed at once, if that is at least one block */
     B_FLOATS = 256 << 10,     /* of B, if that is at least one panel */
@@ -17,7 +17,7 @@ enum {
 /* All that follows from the shape alone. */
 typedef struct Plan {
     int64_t block_rows;
-    int64_t group;              /* panels in a part */
+    int64_t group; /* panels in a part */
     int64_t chunk_rows, chunk_panels;
     int64_t a_floats, b_floats, c_floats;
     bool local;
@@ -48,8 +48,10 @@ int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed
 void gemm_add_batch(Gemm *g, int64_t size, int64_t a_stride, int64_t b_stride) {
     if (size == 1) return;
     int last = g->batch_rank - 1;
-    if (last >= 0 && g->a_batch[last] == a_stride * size && g->b_batch[last] == b_stride * size) g->batch_shape[last] *= size;
-    else g->batch_shape[last = g->batch_rank++] = size;
+    if (last >= 0 && g->a_batch[last] == a_stride * size && g->b_batch[last] == b_stride * size)
+        g->batch_shape[last] *= size;
+    else
+        g->batch_shape[last = g->batch_rank++] = size;
     g->a_batch[last] = a_stride;
     g->b_batch[last] = b_stride;
     g->batch *= size;
@@ -81,13 +83,16 @@ typedef struct Job {
     const Plan *p;
     int64_t batch, row, rows, panel, panels;
     const void *a_data, *b_data;
-    float *a, *b, *c;     /* packed A (NULL: used as it lies), packed B of this chunk, the threads' buffers */
+    float *a, *b, *c; /* packed A (NULL: used as it lies), packed B of this chunk, the threads' buffers */
     int64_t row_blocks;
 } Job;
 
-static const void *element(const GemmOperand *o, int64_t at) { return (const char *)o->data + at * (int64_t)dtype_size(o->dtype); }
+static const void *element(const GemmOperand *o, int64_t at) {
+    return (const char *)o->data + at * (int64_t)dtype_size(o->dtype);
+}
 
-void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel, float *dst) {
+void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel,
+                     float *dst) {
     int cols = (int)min_i64(GEMM_COLS, n - panel * GEMM_COLS);
     int64_t first = panel * GEMM_COLS * b->col;
     if (b->dtype == DTYPE_F32 && b->row == 1) {
@@ -113,8 +118,10 @@ static void pack_b(void *arg, int64_t part, int thread) {
     float *dst = job->b + part * GEMM_COLS * g->k;
     GemmOperand b = g->b;
     b.data = job->b_data;
-    if (g->fill) g->fill(g->user, job->batch, job->panel + part, dst);
-    else gemm_pack_panel(g->finish->kernels, &b, g->n, g->k, job->panel + part, dst);
+    if (g->fill)
+        g->fill(g->user, job->batch, job->panel + part, dst);
+    else
+        gemm_pack_panel(g->finish->kernels, &b, g->n, g->k, job->panel + part, dst);
 }
 
 static void pack_a(void *arg, int64_t part, int thread) {
@@ -155,16 +162,17 @@ static void compute(void *arg, int64_t part, int thread) {
         const float *a = (const float *)job->a_data + (job->row + begin) * g->a.row;
         for (int64_t j = 0; j < panels; j++, b += GEMM_COLS * g->k)
             for (int64_t k = 0; k < g->k; k += BLOCK_K)
-                kernels->tile((int)rows, min_i64(BLOCK_K, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS, GEMM_COLS,
-                              c + j * GEMM_COLS, width, start || k > 0);
+                kernels->tile((int)rows, min_i64(BLOCK_K, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS,
+                              GEMM_COLS, c + j * GEMM_COLS, width, start || k > 0);
     } else {
         for (int64_t k = 0; k < g->k; k += BLOCK_K) {
             int64_t depth = min_i64(BLOCK_K, g->k - k);
             for (int64_t j = 0; j < panels; j++)
                 for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
                     int tile = (int)min_i64(GEMM_ROWS, rows - i);
-                    kernels->tile_packed(tile, depth, job->a + (begin + i) * g->k + k * tile, b + (j * g->k + k) * GEMM_COLS,
-                                         c + i * width + j * GEMM_COLS, width, start || k > 0);
+                    kernels->tile_packed(tile, depth, job->a + (begin + i) * g->k + k * tile,
+                                         b + (j * g->k + k) * GEMM_COLS, c + i * width + j * GEMM_COLS, width,
+                                         start || k > 0);
                 }
         }
     }

@@ -1,9 +1,9 @@
 /* Matrix products: C[m, n] = epilogue(A[m, k] * B[k, n] + bias), for linear, matmul and conv.
  *
- * f32 (and f16, bf16 converted to it): B lies in panels of 16 columns, [panel][k][16]. Those of a constant weight are made
- * once; others are made on the fly. A is interleaved in tiles of 6 rows, [tile][k][6]. A part of the work is a block of at
- * most 144 rows and 16 panels: it is summed in blocks of k in a buffer of its thread, then finished row by row while hot.
- * The order of sums is fixed by the shape alone, so results do not depend on the number of threads.
+ * f32 (and f16, bf16 converted to it): B lies in panels of 16 columns, [panel][k][16]. Those of a constant weight are
+ * made once; others are made on the fly. A is interleaved in tiles of 6 rows, [tile][k][6]. A part of the work is a
+ * block of at most 144 rows and 16 panels: it is summed in blocks of k in a buffer of its thread, then finished row by
+ * row while hot. The order of sums is fixed by the shape alone, so results do not depend on the number of threads.
  * Other types: gemm_plain.c. */
 #ifndef FORGE_CPU_GEMM_H
 #define FORGE_CPU_GEMM_H
@@ -20,7 +20,8 @@ typedef struct GemmOperand {
     int64_t row, col;
 } GemmOperand;
 
-/* --- finishing rows: gemm_finish.c --------------------------------------------------------------------------------------- */
+/* --- finishing rows: gemm_finish.c
+ * --------------------------------------------------------------------------------------- */
 /* An epilogue operand, broadcast to the result: a row of it for each row of the result. */
 typedef struct GemmRows {
     const char *data;
@@ -34,15 +35,15 @@ typedef struct GemmFinish {
     const GemmKernels *kernels; /* NULL: the product is not f32 */
     DType product;              /* as it comes: f32 for f16, bf16, f32; else the type itself */
     EwProgram program;
-    char *out;                  /* row major, rows of n */
+    char *out; /* row major, rows of n */
     int64_t n;
     size_t out_size;
-    const char *bias;           /* NULL: none */
+    const char *bias; /* NULL: none */
     DType bias_type;
     int64_t bias_stride;
-    int64_t bias_rows;          /* 0: a bias a column; else one a row, row r takes number r % bias_rows */
+    int64_t bias_rows;                   /* 0: a bias a column; else one a row, row r takes number r % bias_rows */
     GemmRows inputs[PROGRAM_MAX_INPUTS]; /* 1.. */
-    atomic_int fault;           /* EwFault of any part */
+    atomic_int fault;                    /* EwFault of any part */
 } GemmFinish;
 
 /* `first`: the operand that is input 1 of the node's program. */
@@ -53,16 +54,18 @@ void gemm_start_row(const GemmFinish *f, int64_t row, int64_t col, int64_t count
 enum { GEMM_MAX_SEGMENT = 256 }; /* largest count */
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
 
-/* --- f32: gemm.c ------------------------------------------------------------------------------------------------------------ */
+/* --- f32: gemm.c
+ * ------------------------------------------------------------------------------------------------------------ */
 typedef struct Gemm {
     int64_t batch, m, n, k;
     GemmOperand a, b;
     int batch_rank; /* the batch as dimensions, outermost first, with their strides in a and b */
     int64_t batch_shape[MAX_RANK], a_batch[MAX_RANK], b_batch[MAX_RANK];
     const float *panels; /* B packed, one for the whole batch; or NULL */
-    void (*fill)(const void *user, int64_t batch, int64_t panel, float *dst); /* makes a panel in place of `b`, or NULL */
+    void (*fill)(const void *user, int64_t batch, int64_t panel,
+                 float *dst); /* makes a panel in place of `b`, or NULL */
     const void *user;
-    GemmFinish *finish;  /* row of the result: batch * m + i */
+    GemmFinish *finish; /* row of the result: batch * m + i */
 } Gemm;
 
 /* Adds the next inner dimension to the batch, merged with the one before where strides allow. */
@@ -74,11 +77,14 @@ int64_t gemm_offset(const Gemm *gemm, const int64_t *strides, int64_t batch);
 int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed, int threads);
 void gemm_run(Gemm *gemm, Pool *pool, void *scratch);
 static inline int64_t gemm_panels(int64_t n) { return (n + GEMM_COLS - 1) / GEMM_COLS; }
-static inline int64_t gemm_panels_bytes(int64_t n, int64_t k) { return (gemm_panels(n) * GEMM_COLS * k + 16) * (int64_t)sizeof(float); }
+static inline int64_t gemm_panels_bytes(int64_t n, int64_t k) {
+    return (gemm_panels(n) * GEMM_COLS * k + 16) * (int64_t)sizeof(float);
+}
 /* Panel number `panel` of b[k, n]. */
 void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel, float *dst);
 
-/* --- f64 and integers: gemm_plain.c ----------------------------------------------------------------------------------------- */
+/* --- f64 and integers: gemm_plain.c
+ * ----------------------------------------------------------------------------------------- */
 int64_t gemm_plain_scratch(int threads);
 MUST_USE Code gemm_plain_run(Context *ctx, Gemm *gemm, Pool *pool, void *scratch);
 

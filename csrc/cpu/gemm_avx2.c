@@ -4,11 +4,10 @@
 #if defined(__AVX2__) && defined(__FMA__)
 #include "cpu/vmath_avx2.h"
 
-
 /* Inlined with constant `rows` and strides into each case of the switches below. */
-static inline __attribute__((always_inline)) void tile_body(const int rows, int64_t k, const float *restrict a, int64_t a_row,
-                                                            int64_t a_k, const float *restrict b, int64_t b_row,
-                                                            float *restrict c, int64_t c_row, bool add) {
+static inline __attribute__((always_inline)) void tile_body(const int rows, int64_t k, const float *restrict a,
+                                                            int64_t a_row, int64_t a_k, const float *restrict b,
+                                                            int64_t b_row, float *restrict c, int64_t c_row, bool add) {
     __m256 r[GEMM_ROWS][2];
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++) r[i][0] = r[i][1] = _mm256_setzero_ps();
@@ -32,8 +31,8 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, int6
     }
 }
 
-static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row, float *c,
-                 int64_t c_row, bool add) {
+static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                 float *c, int64_t c_row, bool add) {
     switch (rows) {
     case 1: tile_body(1, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
     case 2: tile_body(2, k, a, a_row, a_k, b, b_row, c, c_row, add); break;

@@ -1,10 +1,11 @@
-/* What happens to a block of the product while it is hot: it starts as the bias; in the end the node's elementwise program
- * takes it to the result. */
+/* What happens to a block of the product while it is hot: it starts as the bias; in the end the node's elementwise
+ * program takes it to the result. */
 #include "cpu/gemm.h"
 
 #include <string.h>
 
-/* The operand as rows: its leading dimensions aligned to those of the result, neighbours merged where one stride serves. */
+/* The operand as rows: its leading dimensions aligned to those of the result, neighbours merged where one stride
+ * serves. */
 static void rows_of(GemmRows *rows, const Tensor *t, const Tensor *out) {
     *rows = (GemmRows){.data = t->data, .dtype = t->dtype};
     int shift = out->rank - t->rank;
@@ -43,12 +44,14 @@ Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, con
     types[0] = call->in[0].dtype;
     memset(f, 0, sizeof *f);
     for (uint32_t k = first; k < call->n_in; k++, n_inputs++) {
-        if (n_inputs >= PROGRAM_MAX_INPUTS) return fail(call->ctx, CODE_INVALID, "epilogue has more than %d inputs", PROGRAM_MAX_INPUTS);
+        if (n_inputs >= PROGRAM_MAX_INPUTS)
+            return fail(call->ctx, CODE_INVALID, "epilogue has more than %d inputs", PROGRAM_MAX_INPUTS);
         types[n_inputs] = call->in[k].dtype;
         rows_of(&f->inputs[n_inputs], &call->in[k], out);
     }
     bool f32 = gemm_in_f32(types[0]);
-    TRY(ew_prepare(call->ctx, &f->program, words ? words->ints.items : NULL, words ? words->ints.count : 0, types, n_inputs, f32));
+    TRY(ew_prepare(call->ctx, &f->program, words ? words->ints.items : NULL, words ? words->ints.count : 0, types,
+                   n_inputs, f32));
     f->kernels = f32 ? gemm_kernels() : NULL;
     f->product = f32 ? DTYPE_F32 : types[0];
     f->out = out->data;
@@ -76,7 +79,8 @@ void gemm_start_row(const GemmFinish *f, int64_t row, int64_t col, int64_t count
     } else if (f->product == DTYPE_F32) {
         for (int64_t j = 0; j < there; j++) ((float *)product)[j] = load_f32(f->bias, f->bias_type, at + j * step);
     } else {
-        for (int64_t j = 0; j < there; j++) memcpy((char *)product + (size_t)j * size, f->bias + (size_t)(at + j * step) * size, size);
+        for (int64_t j = 0; j < there; j++)
+            memcpy((char *)product + (size_t)j * size, f->bias + (size_t)(at + j * step) * size, size);
     }
 }
 

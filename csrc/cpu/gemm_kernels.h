@@ -7,14 +7,15 @@
 enum { GEMM_ROWS = 6, GEMM_COLS = 16 }; /* of a register tile */
 
 typedef struct GemmKernels {
-    /* c[rows x 16] = a * b, or += with `add`: a(i, k) is a[i * a_row + k * a_k], row k of b is the 16 floats at b + k * b_row.
-     * 1 <= rows <= 6. The sum of each element is one chain in the order of k, whatever `rows` is; with `add` it is added to c
-     * at the end: callers go in blocks of k to keep chains, and so rounding errors, short. */
-    void (*tile)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row, float *c,
-                 int64_t c_row, bool add);
+    /* c[rows x 16] = a * b, or += with `add`: a(i, k) is a[i * a_row + k * a_k], row k of b is the 16 floats at b + k *
+     * b_row. 1 <= rows <= 6. The sum of each element is one chain in the order of k, whatever `rows` is; with `add` it
+     * is added to c at the end: callers go in blocks of k to keep chains, and so rounding errors, short. */
+    void (*tile)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                 float *c, int64_t c_row, bool add);
     /* The same with a_row 1, a_k `rows` (packed) and b_row 16. */
     void (*tile_packed)(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add);
-    /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. width: a multiple of 8, or at most 6. */
+    /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. width: a multiple of 8, or at
+     * most 6. */
     void (*interleave)(int rows, int width, int64_t k, const float *src, int64_t row, float *dst);
     void (*scale)(float *dst, const float *src, float factor, int64_t n); /* dst may be src */
 } GemmKernels;

@@ -17,7 +17,8 @@ typedef struct Job {
         Job *job = arg;                                                                                                \
         const Gemm *g = job->g;                                                                                        \
         T *b = (T *)(void *)(job->scratch + (int64_t)SCRATCH * thread), *c = b + DEPTH * COLS;                         \
-        int64_t batch = part / (job->row_blocks * job->col_blocks), block = part % (job->row_blocks * job->col_blocks);\
+        int64_t batch = part / (job->row_blocks * job->col_blocks),                                                    \
+                block = part % (job->row_blocks * job->col_blocks);                                                    \
         int64_t row = block % job->row_blocks * ROWS, rows = min_i64(ROWS, g->m - row);                                \
         int64_t col = block / job->row_blocks * COLS, cols = min_i64(COLS, g->n - col);                                \
         const T *ap = (const T *)g->a.data + gemm_offset(g, g->a_batch, batch) + row * g->a.row;                       \
@@ -37,7 +38,8 @@ typedef struct Job {
                 for (int j = 0; j < COLS; j++) c[i * COLS + j] = (T)((U)c[i * COLS + j] + sum[j]);                     \
             }                                                                                                          \
         }                                                                                                              \
-        for (int64_t i = 0; i < rows; i++) gemm_finish_row(g->finish, batch * g->m + row + i, col, cols, c + i * COLS);\
+        for (int64_t i = 0; i < rows; i++)                                                                             \
+            gemm_finish_row(g->finish, batch * g->m + row + i, col, cols, c + i * COLS);                               \
     }
 PLAIN(plain_f64, double, double)
 PLAIN(plain_u8, uint8_t, uint32_t)

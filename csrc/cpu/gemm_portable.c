@@ -1,8 +1,8 @@
 /* The inner kernels in plain C, and the choice between them and the vectorised ones. */
 #include "cpu/gemm_kernels.h"
 
-static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row, float *c,
-                 int64_t c_row, bool add) {
+static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                 float *c, int64_t c_row, bool add) {
     for (int i = 0; i < rows; i++) {
         float acc[GEMM_COLS] = {0};
         for (int64_t p = 0; p < k; p++) {

@@ -7,7 +7,8 @@ static GemmOperand transposed(GemmOperand o) { return (GemmOperand){o.data, o.dt
 
 static GemmOperand last_two(const Tensor *t) {
     bool matrix = t->rank >= 2;
-    return (GemmOperand){t->data, t->dtype, matrix ? t->strides[t->rank - 2] : 0, t->rank ? t->strides[t->rank - 1] : 0};
+    return (GemmOperand){t->data, t->dtype, matrix ? t->strides[t->rank - 2] : 0,
+                         t->rank ? t->strides[t->rank - 1] : 0};
 }
 
 static int64_t size_of(const Tensor *t, int from_end) { return t->rank >= from_end ? t->shape[t->rank - from_end] : 1; }
@@ -19,21 +20,29 @@ static Code run(KernelCall *call, Gemm *gemm, uint32_t fixed, const Tensor *bias
     gemm->finish = &finish;
     gemm->panels = call->prepared;
     gemm_fold_batch(gemm);
-    if (gemm_in_f32(gemm->a.dtype)) gemm_run(gemm, call->pool, call->scratch);
-    else TRY(gemm_plain_run(call->ctx, gemm, call->pool, call->scratch));
+    if (gemm_in_f32(gemm->a.dtype))
+        gemm_run(gemm, call->pool, call->scratch);
+    else
+        TRY(gemm_plain_run(call->ctx, gemm, call->pool, call->scratch));
     return ew_fail(call->ctx, (EwFault)atomic_load(&finish.fault));
 }
 
 Code linear_run(KernelCall *call) {
     const Tensor *x = &call->in[0], *w = &call->in[1];
-    Gemm gemm = {.batch = 1, .m = size_of(x, 2), .n = w->shape[0], .k = w->shape[1], .a = last_two(x), .b = transposed(last_two(w))};
+    Gemm gemm = {.batch = 1,
+                 .m = size_of(x, 2),
+                 .n = w->shape[0],
+                 .k = w->shape[1],
+                 .a = last_two(x),
+                 .b = transposed(last_two(w))};
     for (int d = 0; d + 2 < x->rank; d++) gemm_add_batch(&gemm, x->shape[d], x->strides[d], 0);
     return run(call, &gemm, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL);
 }
 
 Code matmul_run(KernelCall *call) {
     const Tensor *a = &call->in[0], *b = &call->in[1];
-    Gemm gemm = {.batch = 1, .m = size_of(a, 2), .n = size_of(b, 1), .k = size_of(a, 1), .a = last_two(a), .b = last_two(b)};
+    Gemm gemm = {
+        .batch = 1, .m = size_of(a, 2), .n = size_of(b, 1), .k = size_of(a, 1), .a = last_two(a), .b = last_two(b)};
     for (int d = 0; d + 2 < a->rank; d++)
         gemm_add_batch(&gemm, a->shape[d] == 1 ? b->shape[d] : a->shape[d], a->shape[d] == 1 ? 0 : a->strides[d],
                        b->shape[d] == 1 ? 0 : b->strides[d]);
@@ -41,7 +50,8 @@ Code matmul_run(KernelCall *call) {
 }
 
 /* Which batch dimensions become rows depends on strides, not known here: room for the worst case. */
-static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_t m, int64_t n, int64_t k, int threads) {
+static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_t m, int64_t n, int64_t k,
+                             int threads) {
     if (!gemm_in_f32(dtype)) return gemm_plain_scratch(threads);
     int64_t outer = 1, worst = 0;
     for (int d = 0; d < rank; d++) outer *= batch[d];
@@ -57,21 +67,25 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
 int64_t linear_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
     int rank = x->rank > 2 ? x->rank - 2 : 0;
-    return worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0], w->shape[1], threads);
+    return worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0], w->shape[1],
+                         threads);
 }
 
 int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
     const Value *a = graph_value(g, node->operands[0]), *b = graph_value(g, node->operands[1]);
     int64_t batch[MAX_RANK];
     for (int d = 0; d + 2 < a->rank; d++) batch[d] = a->shape[d] == 1 ? b->shape[d] : a->shape[d];
-    return worst_scratch(a->dtype, batch, a->rank - 2, a->shape[a->rank - 2], b->shape[b->rank - 1], a->shape[a->rank - 1], threads);
+    return worst_scratch(a->dtype, batch, a->rank - 2, a->shape[a->rank - 2], b->shape[b->rank - 1],
+                         a->shape[a->rank - 1], threads);
 }
 
-/* --- packing of constant weights --------------------------------------------------------------------------------------- */
+/* --- packing of constant weights
+ * --------------------------------------------------------------------------------------- */
 /* Is the value a constant with data, seen through views that never need a copy? */
 static bool is_constant(const Graph *g, ValueId v) {
     const Node *node = value_node(g, v);
-    while (node->op == OP_permute || node->op == OP_slice || node->op == OP_expand) node = value_node(g, node->operands[0]);
+    while (node->op == OP_permute || node->op == OP_slice || node->op == OP_expand)
+        node = value_node(g, node->operands[0]);
     return node->op == OP_constant && g->constants[node_int(node, ATTR_index)].data;
 }
 

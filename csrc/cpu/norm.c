@@ -14,8 +14,8 @@ typedef struct Norm {
     int64_t n, rows, part_rows; /* n: elements of a row */
     int64_t channels, inner;    /* group_norm: of a row, and elements a channel */
     const RowKernels *kernels;
-    const float *w32, *b32;     /* w and b as f32 */
-    char *scratch;              /* the threads' */
+    const float *w32, *b32; /* w and b as f32 */
+    char *scratch;          /* the threads' */
 } Norm;
 
 static const float *row_of(const Tensor *t, int64_t row, int64_t n, float *buffer) {
@@ -53,7 +53,8 @@ static void row_f32(const Norm *norm, int64_t row, float *buffer) {
     float factor, mean = moments(norm, x, norm->n, &factor);
     float *out = dtype == DTYPE_F32 ? (float *)norm->out->data + row * norm->n : buffer;
     norm->kernels->normalize(out, x, mean, factor, norm->w32, norm->b32, norm->n);
-    for (int64_t i = 0; dtype != DTYPE_F32 && i < norm->n; i++) store_f32(norm->out->data, dtype, row * norm->n + i, out[i]);
+    for (int64_t i = 0; dtype != DTYPE_F32 && i < norm->n; i++)
+        store_f32(norm->out->data, dtype, row * norm->n + i, out[i]);
 }
 
 static double moments_f64(const Norm *norm, const double *x, const double *residual, int64_t n, double *factor) {
@@ -70,7 +71,8 @@ static double moments_f64(const Norm *norm, const double *x, const double *resid
 
 static void row_f64(const Norm *norm, int64_t row) {
     int64_t at = row * norm->n;
-    const double *x = (const double *)norm->x->data + at, *w = norm->w ? norm->w->data : NULL, *b = norm->b ? norm->b->data : NULL;
+    const double *x = (const double *)norm->x->data + at, *w = norm->w ? norm->w->data : NULL,
+                 *b = norm->b ? norm->b->data : NULL;
     const double *residual = norm->residual ? (const double *)norm->residual->data + at : NULL;
     double *out = (double *)norm->out->data + at, *total = norm->total ? (double *)norm->total->data + at : NULL;
     double factor, mean = moments_f64(norm, x, residual, norm->n, &factor);
@@ -91,8 +93,10 @@ static void run_rows(void *arg, int64_t part, int thread) {
     const Norm *norm = arg;
     int64_t end = min_i64((part + 1) * norm->part_rows, norm->rows);
     for (int64_t row = part * norm->part_rows; row < end; row++) {
-        if (norm->x->dtype == DTYPE_F64) row_f64(norm, row);
-        else row_f32(norm, row, thread_buffer(norm, thread));
+        if (norm->x->dtype == DTYPE_F64)
+            row_f64(norm, row);
+        else
+            row_f32(norm, row, thread_buffer(norm, thread));
     }
 }
 
@@ -102,7 +106,8 @@ static void run_group(void *arg, int64_t row, int thread) {
     int64_t groups = norm->w || norm->b ? norm->x->shape[1] / norm->channels : 1, first = row % groups * norm->channels;
     if (norm->x->dtype == DTYPE_F64) {
         const double *x = (const double *)norm->x->data + row * norm->n;
-        double *out = (double *)norm->out->data + row * norm->n, factor, mean = moments_f64(norm, x, NULL, norm->n, &factor);
+        double *out = (double *)norm->out->data + row * norm->n, factor,
+               mean = moments_f64(norm, x, NULL, norm->n, &factor);
         for (int64_t i = 0; i < norm->n; i++) {
             int64_t c = first + i / norm->inner;
             double v = (x[i] - mean) * factor;
@@ -123,7 +128,8 @@ static void run_group(void *arg, int64_t row, int thread) {
         if (norm->b32)
             for (int64_t i = 0; i < norm->inner; i++) out[at + i] += shift;
     }
-    for (int64_t i = 0; dtype != DTYPE_F32 && i < norm->n; i++) store_f32(norm->out->data, dtype, row * norm->n + i, out[i]);
+    for (int64_t i = 0; dtype != DTYPE_F32 && i < norm->n; i++)
+        store_f32(norm->out->data, dtype, row * norm->n + i, out[i]);
 }
 
 static int64_t scratch_bytes(int64_t n, int64_t parameters, int threads) {
@@ -144,7 +150,9 @@ int64_t norm_scratch(const Graph *g, const Node *node, int threads) {
     return scratch_bytes(n, n, threads);
 }
 
-static const Tensor *present(const KernelCall *call, uint32_t k) { return k < call->n_in && call->in[k].data ? &call->in[k] : NULL; }
+static const Tensor *present(const KernelCall *call, uint32_t k) {
+    return k < call->n_in && call->in[k].data ? &call->in[k] : NULL;
+}
 
 static const float *as_f32(const Tensor *t, float *buffer) {
     return t && t->dtype != DTYPE_F64 ? row_of(t, 0, tensor_count(t), buffer) : NULL;
@@ -155,7 +163,8 @@ static Code run(KernelCall *call, Norm *norm, int64_t parameters, PoolBody body)
     norm->out = &call->out[0];
     norm->eps = node_float(call->node, ATTR_eps);
     norm->kernels = row_kernels();
-    if (!dtype_is_float(norm->x->dtype)) return fail(call->ctx, CODE_UNSUPPORTED, "no norm for %s", dtype_name(norm->x->dtype));
+    if (!dtype_is_float(norm->x->dtype))
+        return fail(call->ctx, CODE_UNSUPPORTED, "no norm for %s", dtype_name(norm->x->dtype));
     if (norm->rows * norm->n == 0) return CODE_OK;
     int64_t room = norm->x->dtype == DTYPE_F32 ? 0 : round_up(parameters * (int64_t)sizeof(float), 64);
     char *scratch = call->scratch;

@@ -1,4 +1,5 @@
-/* What norms and softmax do with a row of f32 in memory; one table for each instruction set. Sums run in several chains. */
+/* What norms and softmax do with a row of f32 in memory; one table for each instruction set. Sums run in several
+ * chains. */
 #ifndef FORGE_CPU_NORM_ROWS_H
 #define FORGE_CPU_NORM_ROWS_H
 
@@ -11,7 +12,8 @@ typedef struct RowKernels {
     /* (x - mean) * factor [* w] [+ b]; out may be x */
     void (*normalize)(float *out, const float *x, float mean, float factor, const float *w, const float *b, int64_t n);
     float (*max)(const float *x, int64_t n); /* of x and -inf; NaN may get lost */
-    float (*exp_sum)(float *out, const float *x, float shift, int64_t n); /* out = exp(x - shift), unless NULL; its sum */
+    float (*exp_sum)(float *out, const float *x, float shift,
+                     int64_t n); /* out = exp(x - shift), unless NULL; its sum */
     void (*divide)(float *out, const float *x, float by, int64_t n);
 } RowKernels;
 

@@ -18,7 +18,9 @@ static void add(float *out, const float *a, const float *b, int64_t n) {
     for (; i < n; i++) out[i] = a[i] + b[i];
 }
 
-static float sum4(const __m256 s[4]) { return v_sum(_mm256_add_ps(_mm256_add_ps(s[0], s[1]), _mm256_add_ps(s[2], s[3]))); }
+static float sum4(const __m256 s[4]) {
+    return v_sum(_mm256_add_ps(_mm256_add_ps(s[0], s[1]), _mm256_add_ps(s[2], s[3])));
+}
 
 static float sum(const float *x, int64_t n) {
     __m256 s[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
@@ -77,7 +79,8 @@ static float max(const float *x, int64_t n) {
         m[0] = _mm256_max_ps(_mm256_loadu_ps(x + i), m[0]);
         m[1] = _mm256_max_ps(_mm256_loadu_ps(x + i + 8), m[1]);
     }
-    for (; i < n; i += 8) m[0] = _mm256_max_ps(n - i >= 8 ? _mm256_loadu_ps(x + i) : load_tail_or(x + i, n - i, none), m[0]);
+    for (; i < n; i += 8)
+        m[0] = _mm256_max_ps(n - i >= 8 ? _mm256_loadu_ps(x + i) : load_tail_or(x + i, n - i, none), m[0]);
     return v_max(_mm256_max_ps(m[0], m[1]));
 }
 

@@ -9,18 +9,19 @@ enum { X, COS, SIN, OUT, VIEWS };
 typedef struct Rope {
     const char *data[VIEWS];
     DType dtype;
-    int rank;                               /* of the rows: dimensions but the last */
+    int rank;                                                       /* of the rows: dimensions but the last */
     int64_t shape[MAX_RANK], strides[VIEWS][MAX_RANK], step[VIEWS]; /* elements; step: along the row */
     int64_t rows, n;
     bool interleaved;
-    RopeRow fast;                           /* NULL: rows are not contiguous f32 */
+    RopeRow fast; /* NULL: rows are not contiguous f32 */
 } Rope;
 
 static double load(const Rope *r, const char *data, int64_t i) {
     return r->dtype == DTYPE_F64 ? ((const double *)(const void *)data)[i] : (double)load_f32(data, r->dtype, i);
 }
 
-/* A result of eager: rounded to the type. Exact operands of f32 or less make the double product and sum round only here. */
+/* A result of eager: rounded to the type. Exact operands of f32 or less make the double product and sum round only
+ * here. */
 static double rounded(DType dtype, double value) {
     return dtype == DTYPE_F64 ? value : (double)round_f32(dtype, (float)value);
 }
@@ -34,8 +35,10 @@ static void row_any(const Rope *r, const char *const at[VIEWS]) {
         double x = load(r, at[X], i * r->step[X]), y = load(r, at[X], partner * r->step[X]);
         double a = rounded(r->dtype, x * load(r, at[COS], i * r->step[COS]));
         double b = rounded(r->dtype, (first ? -y : y) * load(r, at[SIN], i * r->step[SIN]));
-        if (r->dtype == DTYPE_F64) ((double *)(void *)out)[i * r->step[OUT]] = a + b;
-        else store_f32(out, r->dtype, i * r->step[OUT], (float)(a + b));
+        if (r->dtype == DTYPE_F64)
+            ((double *)(void *)out)[i * r->step[OUT]] = a + b;
+        else
+            store_f32(out, r->dtype, i * r->step[OUT], (float)(a + b));
     }
 }
 
@@ -53,9 +56,10 @@ static void run_part(void *arg, int64_t part, int thread) {
     int64_t end = min_i64((part + 1) * PART_ROWS, r->rows);
     for (int64_t row = part * PART_ROWS; row < end; row++) {
         if (r->fast)
-            r->fast((float *)(uintptr_t)at[OUT], (const float *)(const void *)at[X], (const float *)(const void *)at[COS],
-                    (const float *)(const void *)at[SIN], r->n, r->interleaved);
-        else row_any(r, at);
+            r->fast((float *)(uintptr_t)at[OUT], (const float *)(const void *)at[X],
+                    (const float *)(const void *)at[COS], (const float *)(const void *)at[SIN], r->n, r->interleaved);
+        else
+            row_any(r, at);
         for (int d = r->rank - 1; d >= 0; d--) { /* to the next row */
             bool carry = ++index[d] == r->shape[d];
             for (int v = 0; v < VIEWS; v++) at[v] += r->strides[v][d] * (carry ? 1 - r->shape[d] : 1) * size;
@@ -76,8 +80,10 @@ Code rope_run(KernelCall *call) {
         r.data[v] = t->data;
         for (int d = 0; d < t->rank; d++) {
             int64_t stride = t->shape[d] == 1 ? 0 : t->strides[d];
-            if (d + shift < r.rank) r.strides[v][d + shift] = stride;
-            else r.step[v] = stride;
+            if (d + shift < r.rank)
+                r.strides[v][d + shift] = stride;
+            else
+                r.step[v] = stride;
         }
         unit = unit && r.step[v] == 1;
     }

@@ -1,4 +1,5 @@
-/* Rotary position embedding of one row: out = x * cos + rotate(x) * sin, products rounded before they are added, as eager's. */
+/* Rotary position embedding of one row: out = x * cos + rotate(x) * sin, products rounded before they are added, as
+ * eager's. */
 #ifndef FORGE_CPU_ROPE_H
 #define FORGE_CPU_ROPE_H
 

@@ -20,8 +20,10 @@ static void halves(float *out, const float *x, const float *cos, const float *si
     int64_t h = n / 2, i = 0;
     for (; i + 8 <= h; i += 8) {
         __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + h + i);
-        __m256 first = _mm256_add_ps(product(a, _mm256_loadu_ps(cos + i)), product(_mm256_xor_ps(b, sign), _mm256_loadu_ps(sin + i)));
-        __m256 second = _mm256_add_ps(product(b, _mm256_loadu_ps(cos + h + i)), product(a, _mm256_loadu_ps(sin + h + i)));
+        __m256 first = _mm256_add_ps(product(a, _mm256_loadu_ps(cos + i)),
+                                     product(_mm256_xor_ps(b, sign), _mm256_loadu_ps(sin + i)));
+        __m256 second =
+            _mm256_add_ps(product(b, _mm256_loadu_ps(cos + h + i)), product(a, _mm256_loadu_ps(sin + h + i)));
         _mm256_storeu_ps(out + i, first);
         _mm256_storeu_ps(out + h + i, second);
     }
@@ -37,7 +39,8 @@ static void pairs(float *out, const float *x, const float *cos, const float *sin
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         __m256 a = _mm256_loadu_ps(x + i), b = _mm256_xor_ps(_mm256_permute_ps(a, 0xb1), sign);
-        _mm256_storeu_ps(out + i, _mm256_add_ps(product(a, _mm256_loadu_ps(cos + i)), product(b, _mm256_loadu_ps(sin + i))));
+        _mm256_storeu_ps(out + i,
+                         _mm256_add_ps(product(a, _mm256_loadu_ps(cos + i)), product(b, _mm256_loadu_ps(sin + i))));
     }
     for (; i < n; i += 2) {
         float a = x[i], b = x[i + 1];

@@ -16,8 +16,11 @@ typedef struct Softmax {
 static void row_f32(const Softmax *s, float *out, const float *x) {
     float max = s->kernels->max(x, s->n);
     float sum = s->kernels->exp_sum(s->log ? NULL : out, x, max, s->n);
-    if (!s->log) s->kernels->divide(out, out, sum, s->n);
-    else s->kernels->normalize(out, x, max, 1.0f, NULL, NULL, s->n), s->kernels->normalize(out, out, logf(sum), 1.0f, NULL, NULL, s->n);
+    if (!s->log)
+        s->kernels->divide(out, out, sum, s->n);
+    else
+        s->kernels->normalize(out, x, max, 1.0f, NULL, NULL, s->n),
+            s->kernels->normalize(out, out, logf(sum), 1.0f, NULL, NULL, s->n);
 }
 
 static void row_f64(const Softmax *s, double *out, const double *x, int64_t step) {
@@ -44,9 +47,12 @@ static void run_part(void *arg, int64_t part, int thread) {
     int64_t end = min_i64((part + 1) * s->part_rows, s->rows);
     for (int64_t row = part * s->part_rows; row < end; row++) {
         int64_t at = row / s->inner * s->inner * s->n + row % s->inner;
-        if (s->x->dtype == DTYPE_F64) row_f64(s, (double *)s->out->data + at, (const double *)s->x->data + at, s->inner);
-        else if (s->x->dtype == DTYPE_F32 && s->inner == 1) row_f32(s, (float *)s->out->data + at, (const float *)s->x->data + at);
-        else row_buffered(s, at, buffer);
+        if (s->x->dtype == DTYPE_F64)
+            row_f64(s, (double *)s->out->data + at, (const double *)s->x->data + at, s->inner);
+        else if (s->x->dtype == DTYPE_F32 && s->inner == 1)
+            row_f32(s, (float *)s->out->data + at, (const float *)s->x->data + at);
+        else
+            row_buffered(s, at, buffer);
     }
 }
 

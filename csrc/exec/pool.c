@@ -1,6 +1,6 @@
-/* A job is published in `state` as (generation, open, running). A worker that sees an open job that it has not seen enters
- * by adding one to `running`; the caller works too, closes the job when no part is left, and waits for `running` to fall to
- * 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, then sleep. */
+/* A job is published in `state` as (generation, open, running). A worker that sees an open job that it has not seen
+ * enters by adding one to `running`; the caller works too, closes the job when no part is left, and waits for `running`
+ * to fall to 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, then sleep. */
 #include "exec/pool.h"
 
 #include <pthread.h>
@@ -22,9 +22,9 @@ typedef struct Worker {
 
 struct Pool {
     int threads;
-    bool yields;                  /* more threads than cores: spinning would steal from the others */
-    _Atomic uint64_t owner;       /* process id << 1 | busy: a child of fork() never believes its parent's lock */
-    pid_t process;                /* that `workers` belong to; 0 before the first use */
+    bool yields;            /* more threads than cores: spinning would steal from the others */
+    _Atomic uint64_t owner; /* process id << 1 | busy: a child of fork() never believes its parent's lock */
+    pid_t process;          /* that `workers` belong to; 0 before the first use */
     int n_workers;
     Worker *workers;
     pthread_mutex_t mutex;
@@ -62,8 +62,8 @@ Code pool_create(Context *ctx, int threads, Pool **out) {
         free(pool);
         return fail(ctx, CODE_NO_MEMORY, "out of memory for %d threads", threads);
     }
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    pool->yields = cores > 0 && threads > cores;
+    cpu_set_t cores; /* that we may run on */
+    pool->yields = sched_getaffinity(0, sizeof cores, &cores) == 0 && threads > CPU_COUNT(&cores);
     atomic_init(&pool->owner, (uint64_t)getpid() << 1);
     *out = pool;
     return CODE_OK;
@@ -168,8 +168,10 @@ void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg) {
     take_parts(pool, 0);
     atomic_fetch_and(&pool->state, ~(uint64_t)STATE_OPEN);
     for (int spins = 0; atomic_load(&pool->state) & RUNNING_MASK; spins++) {
-        if (pool->yields || spins > SPINS_BEFORE_YIELD) sched_yield();
-        else relax();
+        if (pool->yields || spins > SPINS_BEFORE_YIELD)
+            sched_yield();
+        else
+            relax();
     }
 }
 

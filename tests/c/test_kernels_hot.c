@@ -1,5 +1,5 @@
-/* The contraction, attention, norm, softmax, rope and conv kernels against plain sums in double, over random shapes, strides
- * and types; each run alone and on three threads must give the same bits. */
+/* The contraction, attention, norm, softmax, rope and conv kernels against plain sums in double, over random shapes,
+ * strides and types; each run alone and on three threads must give the same bits. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -21,7 +21,8 @@ static DType pick_float(void) {
     return types[below(6)];
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------- */
+/* --- tensors
+ * ------------------------------------------------------------------------------------------------------------- */
 enum { MAX_MEMORY = 256 };
 static void *memory[MAX_MEMORY];
 static int n_memory;
@@ -37,7 +38,8 @@ static void free_all(void) {
 
 static double value_at(const Tensor *t, int64_t i) {
     switch (t->dtype) {
-    case DTYPE_BOOL: case DTYPE_U8: return ((uint8_t *)t->data)[i];
+    case DTYPE_BOOL:
+    case DTYPE_U8: return ((uint8_t *)t->data)[i];
     case DTYPE_I8: return ((int8_t *)t->data)[i];
     case DTYPE_I16: return ((int16_t *)t->data)[i];
     case DTYPE_I32: return ((int32_t *)t->data)[i];
@@ -48,7 +50,8 @@ static double value_at(const Tensor *t, int64_t i) {
 }
 static void set_at(const Tensor *t, int64_t i, double v) {
     switch (t->dtype) {
-    case DTYPE_BOOL: case DTYPE_U8: ((uint8_t *)t->data)[i] = (uint8_t)v; break;
+    case DTYPE_BOOL:
+    case DTYPE_U8: ((uint8_t *)t->data)[i] = (uint8_t)v; break;
     case DTYPE_I8: ((int8_t *)t->data)[i] = (int8_t)v; break;
     case DTYPE_I16: ((int16_t *)t->data)[i] = (int16_t)v; break;
     case DTYPE_I32: ((int32_t *)t->data)[i] = (int32_t)v; break;
@@ -76,17 +79,22 @@ static Tensor make(DType dtype, int rank, const int64_t *shape, bool strided) {
         if (strided && k == rank - 1 && below(4) == 0) t.strides[order[k]] = 2, size *= 2;
     }
     t.data = get((size_t)size * dtype_size(dtype));
-    for (int64_t i = 0; i < size; i++) set_at(&t, i, dtype_class(dtype) == 'f' ? unit() : dtype == DTYPE_BOOL ? (double)below(2) : (double)below(7));
+    for (int64_t i = 0; i < size; i++)
+        set_at(&t, i, dtype_class(dtype) == 'f' ? unit() : dtype == DTYPE_BOOL ? (double)below(2) : (double)below(7));
     return t;
 }
-#define MAKE(dtype, strided, ...) make(dtype, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}, strided)
+#define MAKE(dtype, strided, ...)                                                                                      \
+    make(dtype, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}, strided)
 
-static int64_t offset_of(const Tensor *t, const int64_t *index, int rank) { /* index of a result of that rank; broadcasts */
+static int64_t offset_of(const Tensor *t, const int64_t *index,
+                         int rank) { /* index of a result of that rank; broadcasts */
     int64_t offset = 0;
     for (int d = 0; d < t->rank; d++) offset += t->shape[d] == 1 ? 0 : index[d + rank - t->rank] * t->strides[d];
     return offset;
 }
-static double at4(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d) { return value_at(t, offset_of(t, (int64_t[]){a, b, c, d}, 4)); }
+static double at4(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d) {
+    return value_at(t, offset_of(t, (int64_t[]){a, b, c, d}, 4));
+}
 static void unflatten(int64_t i, const Tensor *t, int64_t *index) {
     for (int d = t->rank - 1; d >= 0; d--) index[d] = i % t->shape[d], i /= t->shape[d];
 }
@@ -99,7 +107,8 @@ static bool close_to(double got, double want, double tolerated) {
     return got == want || fabs(got - want) <= tolerated;
 }
 
-/* --- running a kernel ---------------------------------------------------------------------------------------------------- */
+/* --- running a kernel
+ * ---------------------------------------------------------------------------------------------------- */
 static Context ctx;
 static Arena arena;
 static Graph *graph;
@@ -142,8 +151,14 @@ static Attr *attr(Case *c, AttrName name) { return node_attr_mut(c->node, name);
 static void run(Case *c, RunFn fn, ScratchSize size, const void *prepared) {
     int64_t bytes = size ? size(graph, c->node, THREADS) : 0;
     char *scratch = get((size_t)bytes);
-    KernelCall call = {.ctx = &ctx, .node = c->node, .in = c->in, .out = c->out, .n_in = c->n_in, .n_out = c->n_out,
-                       .scratch = scratch, .prepared = prepared};
+    KernelCall call = {.ctx = &ctx,
+                       .node = c->node,
+                       .in = c->in,
+                       .out = c->out,
+                       .n_in = c->n_in,
+                       .n_out = c->n_out,
+                       .scratch = scratch,
+                       .prepared = prepared};
     CHECK_OK(&ctx, fn(&call));
     for (int64_t i = 0; i < 64; i++) CHECK((unsigned char)scratch[bytes + i] == 0x5a);
     Tensor other[2];
@@ -168,7 +183,8 @@ static void run(Case *c, RunFn fn, ScratchSize size, const void *prepared) {
     }
 }
 
-/* --- linear and matmul ----------------------------------------------------------------------------------------------------- */
+/* --- linear and matmul
+ * ----------------------------------------------------------------------------------------------------- */
 static int64_t pick_size(int64_t large) {
     static const int64_t sizes[] = {0, 1, 2, 5, 6, 7, 15, 16, 17, 33};
     return below(6) == 0 ? between(1, large) : sizes[below(10)];
@@ -178,7 +194,9 @@ static void test_linear(void) {
     DType dtype = below(4) == 0 ? (DType)(DTYPE_U8 + below(5)) : pick_float();
     int64_t m = pick_size(200), n = pick_size(300), k = pick_size(900);
     bool bias = below(2), epilogue = below(2);
-    Tensor x = below(2) ? MAKE(dtype, true, 2, m, k) : below(8) == 0 ? MAKE(dtype, true, k) : MAKE(dtype, below(2), m, k);
+    Tensor x = below(2)        ? MAKE(dtype, true, 2, m, k)
+               : below(8) == 0 ? MAKE(dtype, true, k)
+                               : MAKE(dtype, below(2), m, k);
     Tensor w = MAKE(dtype, below(2), n, k), b = bias ? MAKE(dtype, true, n) : (Tensor){0}, y = MAKE(dtype, true, n);
     int64_t shape[MAX_RANK];
     memcpy(shape, x.shape, sizeof shape);
@@ -207,15 +225,18 @@ static void test_linear(void) {
         int64_t column = index[out.rank - 1];
         for (int64_t p = 0; p < k; p++) {
             index[out.rank - 1] = p;
-            double product = value_at(&x, offset_of(&x, index, x.rank)) * value_at(&w, column * w.strides[0] + p * w.strides[1]);
+            double product =
+                value_at(&x, offset_of(&x, index, x.rank)) * value_at(&w, column * w.strides[0] + p * w.strides[1]);
             sum += product, magnitude += fabs(product);
         }
         index[out.rank - 1] = column;
         sum -= extra;
         if (dtype_is_int(dtype)) { /* wraps around */
             Tensor one = {.data = &(int64_t){0}, .dtype = dtype};
-            if (dtype == DTYPE_I64) set_at(&one, 0, sum);
-            else memcpy(one.data, &(int64_t){(int64_t)sum}, 8);
+            if (dtype == DTYPE_I64)
+                set_at(&one, 0, sum);
+            else
+                memcpy(one.data, &(int64_t){(int64_t)sum}, 8);
             bad += value_at(&out, i) != value_at(&one, 0);
         } else {
             bad += !close_to(value_at(&out, i), sum, tolerance(dtype, magnitude + fabs(extra)));
@@ -227,7 +248,8 @@ static void test_linear(void) {
 static void test_matmul(void) {
     DType dtype = pick_float();
     int64_t m = pick_size(150), n = pick_size(300), k = pick_size(500), b0 = between(1, 3), b1 = between(1, 3);
-    Tensor a = MAKE(dtype, below(2), below(3) ? b0 : 1, below(3) ? b1 : 1, m, k), b = MAKE(dtype, below(2), b0, below(3) ? b1 : 1, k, n);
+    Tensor a = MAKE(dtype, below(2), below(3) ? b0 : 1, below(3) ? b1 : 1, m, k),
+           b = MAKE(dtype, below(2), b0, below(3) ? b1 : 1, k, n);
     Tensor out = MAKE(dtype, false, b0, a.shape[1] == 1 ? b.shape[1] : a.shape[1], m, n);
     Case c;
     begin(&c, OP_matmul, 2, (Tensor[]){a, b}, 1, &out);
@@ -246,18 +268,23 @@ static void test_matmul(void) {
     CHECK_EQUAL(bad, 0);
 }
 
-/* --- attention ---------------------------------------------------------------------------------------------------------------- */
+/* --- attention
+ * ---------------------------------------------------------------------------------------------------------------- */
 static void test_attention(void) {
     DType dtype = pick_float();
     static const int64_t lengths[] = {0, 1, 2, 16, 47, 48, 49, 97, 130};
-    int64_t s = lengths[below(9)], t = lengths[below(9)], groups = between(1, 2), heads = groups * between(1, 3), batch = between(1, 2);
+    int64_t s = lengths[below(9)], t = lengths[below(9)], groups = between(1, 2), heads = groups * between(1, 3),
+            batch = between(1, 2);
     int64_t d = between(1, 20), e = below(2) ? 16 : between(1, 40);
     bool causal = below(2), safe = below(2);
     double scale = below(5) ? 0.7 : 0.0;
     Tensor q = MAKE(dtype, below(2), batch, heads, s, d), k = MAKE(dtype, below(2), batch, groups, t, d);
     Tensor v = MAKE(dtype, below(2), batch, groups, t, e), out = MAKE(dtype, below(2), batch, heads, s, e), mask = {0};
-    if (below(2)) mask = below(2) ? MAKE(below(2) ? DTYPE_BOOL : dtype, true, s, t) : MAKE(below(2) ? DTYPE_BOOL : dtype, true, batch, 1, 1, t);
-    for (int64_t i = 0; mask.data && mask.dtype != DTYPE_BOOL && tensor_count(&mask) && i < t; i++) /* in its first row */
+    if (below(2))
+        mask = below(2) ? MAKE(below(2) ? DTYPE_BOOL : dtype, true, s, t)
+                        : MAKE(below(2) ? DTYPE_BOOL : dtype, true, batch, 1, 1, t);
+    for (int64_t i = 0; mask.data && mask.dtype != DTYPE_BOOL && tensor_count(&mask) && i < t;
+         i++) /* in its first row */
         if (below(2)) set_at(&mask, i * mask.strides[mask.rank - 1], below(2) ? -INFINITY : -3e4);
     Case c;
     begin(&c, OP_attention, mask.data ? 4 : 3, (Tensor[]){q, k, v, mask}, 1, &out);
@@ -274,14 +301,17 @@ static void test_attention(void) {
                     double dot = 0;
                     for (int64_t p = 0; p < d; p++) dot += at4(&q, b, h, i, p) * at4(&k, b, g, j, p);
                     dot *= scale;
-                    if (mask.data) dot += mask.dtype == DTYPE_BOOL ? (at4(&mask, b, h, i, j) != 0 ? 0 : -INFINITY) : at4(&mask, b, h, i, j);
+                    if (mask.data)
+                        dot += mask.dtype == DTYPE_BOOL ? (at4(&mask, b, h, i, j) != 0 ? 0 : -INFINITY)
+                                                        : at4(&mask, b, h, i, j);
                     weights[j] = causal && j > i ? -INFINITY : dot;
                     max = fmax(max, weights[j]);
                 }
                 for (int64_t j = 0; j < t; j++) sum += weights[j] = max == -INFINITY ? 0 : exp(weights[j] - max);
                 for (int64_t p = 0; p < e; p++) {
                     double want = 0, magnitude = 0;
-                    for (int64_t j = 0; j < t; j++) want += weights[j] / sum * at4(&v, b, g, j, p), magnitude += weights[j] / sum;
+                    for (int64_t j = 0; j < t; j++)
+                        want += weights[j] / sum * at4(&v, b, g, j, p), magnitude += weights[j] / sum;
                     if (sum == 0) want = safe || t == 0 ? 0 : NAN;
                     bad += !close_to(at4(&out, b, h, i, p), want, tolerance(dtype, 3 + magnitude));
                 }
@@ -291,7 +321,8 @@ static void test_attention(void) {
 
 static void test_attention_extremes(void) {
     float lowest = -3.4028234663852886e38f;
-    Tensor q = MAKE(DTYPE_F32, false, 1, 1, 2, 8), k = MAKE(DTYPE_F32, false, 1, 1, 100, 8), v = MAKE(DTYPE_F32, false, 1, 1, 100, 16);
+    Tensor q = MAKE(DTYPE_F32, false, 1, 1, 2, 8), k = MAKE(DTYPE_F32, false, 1, 1, 100, 8),
+           v = MAKE(DTYPE_F32, false, 1, 1, 100, 16);
     Tensor mask = MAKE(DTYPE_F32, false, 2, 100), out = MAKE(DTYPE_F32, false, 1, 1, 2, 16);
     for (int64_t i = 0; i < 200; i++) set_at(&mask, i, i < 100 ? (double)lowest : 0);
     set_at(&k, 8 * 99, INFINITY); /* row 1 gets NaN or is taken over by the last key, row 0 is a plain average */
@@ -309,20 +340,25 @@ static void test_attention_extremes(void) {
     }
 }
 
-/* --- rows ---------------------------------------------------------------------------------------------------------------------- */
+/* --- rows
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 static void test_norm(void) {
     DType dtype = pick_float();
     bool rms = below(2), weighted = below(2), biased = !rms && below(2), residual = below(2);
     int64_t rows = below(8) ? between(1, 40) : 0, a = between(1, 4), n = pick_size(400) + 1;
     int64_t axes = 1 + below(2), size = axes == 2 ? a * n : n;
-    Tensor x = MAKE(dtype, false, rows, a, n), none = {0}, w = axes == 2 ? MAKE(dtype, false, a, n) : MAKE(dtype, false, n);
+    Tensor x = MAKE(dtype, false, rows, a, n), none = {0},
+           w = axes == 2 ? MAKE(dtype, false, a, n) : MAKE(dtype, false, n);
     Tensor b = axes == 2 ? MAKE(dtype, false, a, n) : MAKE(dtype, false, n), r = MAKE(dtype, false, rows, a, n);
     Tensor out[2] = {MAKE(dtype, false, rows, a, n), MAKE(dtype, false, rows, a, n)};
     for (int64_t i = 0; i < tensor_count(&x); i++) set_at(&x, i, value_at(&x, i) + 3.0); /* a mean far from 0 */
     if (below(3) == 0) out[1].data = NULL;
     Case c;
-    if (rms) begin(&c, OP_rms_norm, 3, (Tensor[]){x, weighted ? w : none, residual ? r : none}, 2, out);
-    else begin(&c, OP_layer_norm, 4, (Tensor[]){x, weighted ? w : none, biased ? b : none, residual ? r : none}, 2, out);
+    if (rms)
+        begin(&c, OP_rms_norm, 3, (Tensor[]){x, weighted ? w : none, residual ? r : none}, 2, out);
+    else
+        begin(&c, OP_layer_norm, 4, (Tensor[]){x, weighted ? w : none, biased ? b : none, residual ? r : none}, 2, out);
     attr(&c, ATTR_axes)->i = axes, attr(&c, ATTR_eps)->f = 1e-5;
     run(&c, rms ? rms_norm_run : layer_norm_run, norm_scratch, NULL);
     int bad = 0;
@@ -334,8 +370,10 @@ static void test_norm(void) {
                 double v = value_at(&x, at) + (residual ? value_at(&r, at) : 0), mean = rms ? 0 : sum / (double)size;
                 if (residual && dtype != DTYPE_F64) v = (double)round_f32(dtype, (float)v);
                 if (residual && out[1].data) bad += value_at(&out[1], at) != v;
-                if (pass == 0) sum += v;
-                else if (pass == 1) squares += (v - mean) * (v - mean);
+                if (pass == 0)
+                    sum += v;
+                else if (pass == 1)
+                    squares += (v - mean) * (v - mean);
                 else {
                     double want = (v - mean) / sqrt(squares / (double)size + 1e-5);
                     if (weighted) want *= value_at(&w, i);
@@ -351,7 +389,8 @@ static void test_group_norm(void) {
     DType dtype = pick_float();
     int64_t batch = between(1, 3), groups = between(1, 3), channels = groups * between(1, 4), n = between(1, 30);
     bool weighted = below(2), biased = below(2);
-    Tensor x = MAKE(dtype, false, batch, channels, n), none = {0}, w = MAKE(dtype, false, channels), b = MAKE(dtype, false, channels);
+    Tensor x = MAKE(dtype, false, batch, channels, n), none = {0}, w = MAKE(dtype, false, channels),
+           b = MAKE(dtype, false, channels);
     Tensor out = MAKE(dtype, false, batch, channels, n);
     Case c;
     begin(&c, OP_group_norm, 3, (Tensor[]){x, weighted ? w : none, biased ? b : none}, 1, &out);
@@ -405,7 +444,8 @@ static void test_rope(void) {
     int64_t batch = between(1, 2), heads = between(1, 4), s = between(1, 70), n = 2 * between(1, 20);
     bool interleaved = below(2), strided = below(2);
     Tensor x = MAKE(dtype, strided, batch, heads, s, n), out = MAKE(dtype, strided, batch, heads, s, n);
-    Tensor cosine = below(2) ? MAKE(dtype, strided, s, n) : MAKE(dtype, strided, batch, 1, s, n), sine = MAKE(dtype, strided, 1, s, n);
+    Tensor cosine = below(2) ? MAKE(dtype, strided, s, n) : MAKE(dtype, strided, batch, 1, s, n),
+           sine = MAKE(dtype, strided, 1, s, n);
     Case c;
     begin(&c, OP_rope, 3, (Tensor[]){x, cosine, sine}, 1, &out);
     attr(&c, ATTR_interleaved)->i = interleaved;
@@ -418,18 +458,22 @@ static void test_rope(void) {
         index[3] = interleaved ? d ^ 1 : first ? d + n / 2 : d - n / 2;
         double other = value_at(&x, offset_of(&x, index, 4));
         index[3] = d;
-        double a = rounded(dtype, value_at(&x, offset_of(&x, index, 4)) * value_at(&cosine, offset_of(&cosine, index, 4)));
+        double a =
+            rounded(dtype, value_at(&x, offset_of(&x, index, 4)) * value_at(&cosine, offset_of(&cosine, index, 4)));
         double b = rounded(dtype, (first ? -other : other) * value_at(&sine, offset_of(&sine, index, 4)));
         bad += value_at(&out, offset_of(&out, index, 4)) != rounded(dtype, a + b); /* to the bit */
     }
     CHECK_EQUAL(bad, 0);
 }
 
-/* --- conv ------------------------------------------------------------------------------------------------------------------------ */
+/* --- conv
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
 static void test_conv(void) {
     DType dtype = pick_float();
     bool two = below(2), depthwise = below(3) == 0;
-    int64_t groups = depthwise ? between(1, 6) : between(1, 2), in = depthwise ? 1 : between(1, 5), o = groups * between(1, 9);
+    int64_t groups = depthwise ? between(1, 6) : between(1, 2), in = depthwise ? 1 : between(1, 5),
+            o = groups * between(1, 9);
     int64_t batch = between(1, 2), stride[2], padding[2], dilation[2], size[2], kernel[2], out_size[2];
     for (int d = 0; d < 2; d++) {
         kernel[d] = between(1, 3), stride[d] = between(1, 3), padding[d] = below(3), dilation[d] = between(1, 2);
@@ -438,7 +482,8 @@ static void test_conv(void) {
     }
     int rank = two ? 4 : 3;
     Tensor x = make(dtype, rank, (int64_t[]){batch, groups * in, size[0], size[1]}, below(2));
-    Tensor w = make(dtype, rank, (int64_t[]){o, in, kernel[0], kernel[1]}, false), b = below(2) ? MAKE(dtype, true, o) : (Tensor){0};
+    Tensor w = make(dtype, rank, (int64_t[]){o, in, kernel[0], kernel[1]}, false),
+           b = below(2) ? MAKE(dtype, true, o) : (Tensor){0};
     Tensor out = make(dtype, rank, (int64_t[]){batch, o, out_size[0], out_size[1]}, false);
     Case c;
     begin(&c, OP_conv, 3, (Tensor[]){x, w, b}, 1, &out);
@@ -449,7 +494,9 @@ static void test_conv(void) {
     attr(&c, ATTR_groups)->i = groups;
     run(&c, conv_run, conv_scratch, NULL);
     int bad = 0;
-    if (!two) size[1] = kernel[1] = stride[1] = dilation[1] = 1, padding[1] = 0, x.shape[3] = w.shape[3] = 1, x.rank = w.rank = 4;
+    if (!two)
+        size[1] = kernel[1] = stride[1] = dilation[1] = 1, padding[1] = 0, x.shape[3] = w.shape[3] = 1,
+        x.rank = w.rank = 4;
     for (int64_t i = 0; i < tensor_count(&out); i++) {
         int64_t index[4] = {0};
         unflatten(i, &out, index);
@@ -457,9 +504,11 @@ static void test_conv(void) {
         for (int64_t ch = 0; ch < in; ch++)
             for (int64_t p = 0; p < kernel[0]; p++)
                 for (int64_t r = 0; r < kernel[1]; r++) {
-                    int64_t h = index[2] * stride[0] - padding[0] + p * dilation[0], v = index[3] * stride[1] - padding[1] + r * dilation[1];
+                    int64_t h = index[2] * stride[0] - padding[0] + p * dilation[0],
+                            v = index[3] * stride[1] - padding[1] + r * dilation[1];
                     if (h < 0 || h >= size[0] || v < 0 || v >= size[1]) continue;
-                    double product = at4(&w, index[1], ch, p, r) * at4(&x, index[0], index[1] / (o / groups) * in + ch, h, v);
+                    double product =
+                        at4(&w, index[1], ch, p, r) * at4(&x, index[0], index[1] / (o / groups) * in + ch, h, v);
                     sum += product, magnitude += fabs(product);
                 }
         bad += !close_to(value_at(&out, i), sum, tolerance(dtype, magnitude));
@@ -468,8 +517,8 @@ static void test_conv(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_linear, test_matmul, test_attention, test_norm, test_group_norm,
-                                          test_softmax, test_rope, test_conv};
+    static void (*const tests[])(void) = {test_linear,     test_matmul,  test_attention, test_norm,
+                                          test_group_norm, test_softmax, test_rope,      test_conv};
     context_init(&ctx);
     arena_init(&arena);
     CHECK_OK(&ctx, pool_create(&ctx, THREADS, &pool));
