@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,45 +39,69 @@ def _run(command: list[str]) -> None:
 
 
 def _stale(target: Path, *sources: Path) -> bool:
-    return not target.exists() or any(s.stat().st_mtime >= target.stat().st_mtime for s in sources)
+    if not target.exists():
+        return True
+    made = target.stat().st_mtime
+    return any(not s.exists() or s.stat().st_mtime >= made for s in sources)
 
 
-def _newest_header() -> Path:
-    return max((p for e in ("*.h", "*.def", "*.inc") for p in CSRC.rglob(e)), key=lambda p: p.stat().st_mtime)
+def _included(target: Path) -> list[Path]:
+    """What the compiler read to make `target`, from the list that it left beside it."""
+    listed = target.with_suffix(".d")
+    if not listed.exists():
+        return []
+    return [Path(p) for p in listed.read_text().replace("\\\n", " ").split(":", 1)[1].split()]
 
 
-def objects() -> dict[Path, Path]:
-    """Compiles what is stale; source -> object."""
-    header = _newest_header()
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Tests may run in several processes: one of them builds."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile_rooms() -> dict[Path, Path]:
     made = {s: BUILD / s.relative_to(CSRC).with_suffix(".o") for s in rooms_sources()}
 
     def compile_one(item: tuple[Path, Path]) -> None:
         source, target = item
-        if _stale(target, source, header, Path(__file__)):
+        if _stale(target, source, Path(__file__), *_included(target)):
             target.parent.mkdir(parents=True, exist_ok=True)
             isa = next((f for suffix, f in ISA.items() if source.stem.endswith(suffix)), ["-ffp-contract=off"])
-            _run([CC, *FLAGS, *isa, "-c", str(source), "-o", str(target)])
+            _run([CC, *FLAGS, *isa, "-MMD", "-c", str(source), "-o", str(target)])
 
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "lock", "w") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, made.items()))
     return made
 
 
-def archive() -> Path:
-    made = list(objects().values())
-    library = BUILD / "libforge.a"
-    if _stale(library, *made):
+def _archive() -> Path:
+    made = list(_compile_rooms().values())
+    library, listing = BUILD / "libforge.a", BUILD / "libforge.list"
+    names = "\n".join(map(str, made))
+    if _stale(library, *made) or not listing.exists() or listing.read_text() != names:
         library.unlink(missing_ok=True)
-        _run(["ar", "rcs", str(library), *map(str, made)])
+        _run(["ar", "qcs", str(library), *map(str, made)])  # q: rooms may have files of the same name
+        listing.write_text(names)
     return library
+
+
+def objects() -> dict[Path, Path]:
+    """Compiles what is stale; source -> object."""
+    with _alone():
+        return _compile_rooms()
 
 
 def program(source: Path) -> Path:
     """Builds one C file with a main() against the rooms."""
-    library, target = archive(), BUILD / source.stem
-    if _stale(target, source, library, *source.parent.glob("*.h")):
-        libraries = ["-lm", "-lpthread", "-ldl"]
-        _run([CC, *FLAGS, "-ffp-contract=off", str(source), str(library), "-o", str(target), *libraries])
+    target = BUILD / source.stem
+    with _alone():
+        library = _archive()
+        if _stale(target, source, library, *source.parent.glob("*.h")):
+            fresh = target.with_suffix(".new")  # the old one may be running
+            libraries = ["-lm", "-lpthread", "-ldl"]
+            _run([CC, *FLAGS, "-ffp-contract=off", str(source), str(library), "-o", str(fresh), *libraries])
+            fresh.replace(target)
     return target
