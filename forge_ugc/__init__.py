@@ -1,8 +1,8 @@
 """Forge-UGC: compiles PyTorch models for an Intel AI PC, the NPU and the host CPU beside it.
 
-    forge = forge_ugc.compile(model, example_inputs)
-    outputs = forge(*inputs)
-    print(forge.report)
+forge = forge_ugc.compile(model, example_inputs)
+outputs = forge(*inputs)
+print(forge.report)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._core import VERSION as __version__
-from .compile import compile  # noqa: A004 - the public name
+from .compile import compile
 from .compiled import CompiledModel
 from .errors import CompileError, FallbackError, FallbackWarning
 from .report import Report

@@ -20,8 +20,11 @@ from .testing import TOLERANCE, Difference, differences
 
 @dataclass(frozen=True)
 class Bisection:
-    """The first pass after which outputs differ from eager's, or None. `position`: its place in the pipeline (-1: already
-    without passes). `node` and `source`: the first value that is wrong, as far as it can be told."""
+    """The first pass after which outputs differ from eager's, or None.
+
+    `position`: its place in the pipeline (-1: wrong without any pass). `node`, `source`: the first wrong value, as far
+    as it can be told.
+    """
 
     culprit: str | None
     position: int
@@ -32,7 +35,11 @@ class Bisection:
     def __str__(self) -> str:
         if self.culprit is None and self.position < 0 and not self.differences:
             return "no pass changes the outputs: all agree with eager"
-        what = f"pass {self.culprit!r} (number {self.position + 1})" if self.culprit else "lowering or a kernel, before any pass,"
+        what = (
+            f"pass {self.culprit!r} (number {self.position + 1})"
+            if self.culprit
+            else "lowering or a kernel, before any pass,"
+        )
         lines = [f"{what} makes the outputs differ from eager's:", *(f"  {d.path}: {d.what}" for d in self.differences)]
         if self.node:
             lines.append(f"first wrong value: {self.node}" + (f" at {self.source}" if self.source else ""))
@@ -96,7 +103,9 @@ def _split(passes: str) -> list[str]:
     return [] if passes == "none" else [p.strip() for p in passes.split(",") if p.strip()]
 
 
-def _first_wrong(captured: Captured, example: list[Any], options: list[Options], rng: torch.Tensor, bounds: Any) -> Node | None:
+def _first_wrong(
+    captured: Captured, example: list[Any], options: list[Options], rng: torch.Tensor, bounds: Any
+) -> Node | None:
     """The first captured node whose value the second pipeline gets wrong, when every node's value is an output."""
     lowered, nodes = lower_all(captured, Symbols())
     runs = []
@@ -108,7 +117,7 @@ def _first_wrong(captured: Captured, example: list[Any], options: list[Options],
         plan.program.run(inputs, [t.data_ptr() for t in outputs], plan.host)
         del keep
         runs.append(outputs)
-    for node, a, b in zip(nodes, *runs):
+    for node, a, b in zip(nodes, *runs, strict=True):
         if differences(a, b, bounds):
             return node
     return None

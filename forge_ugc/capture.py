@@ -67,7 +67,7 @@ class Node:
 
 
 class Output(NamedTuple):
-    """`value`: a Ref or a plain Python object. `writes`: the placeholder node that eager would have written, or None."""
+    """`value`: a Ref or a plain Python object. `writes`: the placeholder node that eager writes, or None."""
 
     value: Any
     writes: int | None = None
@@ -106,7 +106,10 @@ class Captured:
         for i, node in enumerate(self.nodes):
             what = str(node.target) if node.kind is Kind.CALL else f"{node.kind.value} {node.target}"
             arguments = ", ".join([*map(_show, node.args), *(f"{k}={_show(v)}" for k, v in node.kwargs.items())])
-            lines.append(f"%{i} {node.name}: {_show_meta(node.meta)} = {what}({arguments})" + (f"  # {node.source}" if node.source else ""))
+            lines.append(
+                f"%{i} {node.name}: {_show_meta(node.meta)} = {what}({arguments})"
+                + (f"  # {node.source}" if node.source else "")
+            )
         lines.append("return " + ", ".join(_show(o.value) for o in self.outputs))
         lines += [f"write %{o.writes} <- {_show(o.value)}" for o in self.writes]
         return "\n".join(lines) + "\n"
@@ -130,7 +133,9 @@ def meta_of(value: Any) -> Any:
     """Meta of a (fake or real) tensor, number, or structure of them."""
     if isinstance(value, torch.Tensor):
         dense = value.layout is torch.strided and not value.is_quantized
-        dense = dense and not (type(value) not in _PLAIN and torch.utils._python_dispatch.is_traceable_wrapper_subclass(value))
+        dense = dense and not (
+            type(value) not in _PLAIN and torch.utils._python_dispatch.is_traceable_wrapper_subclass(value)
+        )
         return TensorMeta(value.dtype, tuple(value.shape), dense)
     if isinstance(value, (list, tuple)):
         return tuple(meta_of(v) for v in value)
@@ -145,9 +150,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor)
 _HARMLESS = {aten.detach_.default, aten.lift_fresh.default, aten._assert_tensor_metadata.default}
 
 
-def capture_export(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
-) -> Captured:
+def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Captured:
     """Captures through torch.export. `model`: nn.Module, function, or ExportedProgram. Raises CompileError."""
     if isinstance(model, torch.export.ExportedProgram):
         signature = Signature.of_exported(model, args, kwargs)
@@ -170,8 +173,10 @@ def capture_export(
 
 
 def _without_meta(model: Any, arguments: Any) -> Any:
-    """Model and arguments for tracing: meta tensors become fake cpu ones, so that they meet with tensors made on the way."""
-    if not isinstance(model, torch.nn.Module) or all(t.device.type != "meta" for t in (*model.parameters(), *model.buffers())):
+    """Model and arguments for tracing: meta tensors become fake cpu ones, to meet tensors made on the way."""
+    if not isinstance(model, torch.nn.Module) or all(
+        t.device.type != "meta" for t in (*model.parameters(), *model.buffers())
+    ):
         return model, arguments
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -188,7 +193,8 @@ def _without_meta(model: Any, arguments: Any) -> Any:
 
     twin = copy.deepcopy(model)
     for old, new in zip(model.modules(), twin.modules(), strict=True):
-        for mine, theirs in ((old._parameters, new._parameters), (old._buffers, new._buffers)):
+        pairs: Any = ((old._parameters, new._parameters), (old._buffers, new._buffers))
+        for mine, theirs in pairs:
             for name, t in mine.items():
                 if t is not None:
                     theirs[name] = fake(t)
@@ -220,7 +226,7 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
@@ -283,7 +289,14 @@ class _Reader:
         out_spec = program.call_spec.out_spec
         assert out_spec is not None
         captured = Captured(
-            self.nodes, outputs, writes, out_spec, self.signature, self.slots, self.captured_count, guards=_guards(program)
+            self.nodes,
+            outputs,
+            writes,
+            out_spec,
+            self.signature,
+            self.slots,
+            self.captured_count,
+            guards=_guards(program),
         )
         if watch is not None and watch.active:
             captured.outputs, captured.out_spec, captured.containers = watch.split(outputs)
@@ -323,7 +336,9 @@ class _Reader:
                 env[node] = Ref(len(self.nodes) - 1)
         raise AssertionError("graph without output")
 
-    def _inline(self, module: torch.fx.GraphModule, env: dict[torch.fx.Node, Any], body: Any, args: Any, autocast: Any) -> tuple[Any, ...]:
+    def _inline(
+        self, module: torch.fx.GraphModule, env: dict[torch.fx.Node, Any], body: Any, args: Any, autocast: Any
+    ) -> tuple[Any, ...]:
         inner = getattr(module, body.target)
         formal = [n for n in inner.graph.nodes if n.op == "placeholder"]
         actual = [env[a] if isinstance(a, torch.fx.Node) else a for a in args]
@@ -334,7 +349,16 @@ class _Reader:
         meta = meta_of(node.meta["val"]) if "val" in node.meta else None
         source = source_of(node.meta.get("stack_trace"))
         self.nodes.append(
-            Node(node.name, Kind.CALL, node.target, tuple(convert(node.args)), dict(convert(node.kwargs)), meta, source, autocast)
+            Node(
+                node.name,
+                Kind.CALL,
+                node.target,
+                tuple(convert(node.args)),
+                dict(convert(node.kwargs)),
+                meta,
+                source,
+                autocast,
+            )
         )
 
 

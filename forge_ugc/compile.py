@@ -22,7 +22,7 @@ from .errors import CompileError, FallbackWarning
 from .report import Report
 
 
-def compile(  # noqa: A001 - the public name
+def compile(
     model: Any,
     example_inputs: Any = (),
     example_kwargs: Mapping[str, Any] | None = None,
@@ -76,7 +76,9 @@ def _options(device: str, passes: str, alpha: float, autotune: bool, strict: boo
     if device in ("auto", "cpu"):
         target = "cpu"
     elif device == "npu":
-        raise RuntimeError('this version does not dispatch to an NPU; device="npu:plan" plans for one, device="cpu" runs on the host')
+        raise RuntimeError(
+            'this version does not dispatch to an NPU; device="npu:plan" plans for one, device="cpu" runs on the host'
+        )
     elif device == "npu:plan" or device.startswith("npu:plan:"):
         known = [t for t in _core.targets() if t.startswith("npu")]
         target = device.removeprefix("npu:plan").removeprefix(":") or ("npu4000" if "npu4000" in known else known[-1])
@@ -103,7 +105,9 @@ def _arguments(example_inputs: Any, example_kwargs: Mapping[str, Any] | None) ->
     return (example_inputs,), kwargs
 
 
-def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> tuple[Captured, list[Any], bool]:
+def _capture(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> tuple[Captured, list[Any], bool]:
     """(capture, leaves of the example, whether the model has no values)."""
     if isinstance(model, torch.export.ExportedProgram):
         if not args and not kwargs and model.example_inputs is not None:
@@ -122,7 +126,9 @@ def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_
         check_cache(cache)
     devices = {t.device.type for t in [*state, *(v for v in leaves if isinstance(v, torch.Tensor))]}
     if devices - {"cpu", "meta"}:
-        raise TypeError(f"the model or its inputs are on {', '.join(sorted(devices - {'cpu', 'meta'}))}; move them to the cpu")
+        raise TypeError(
+            f"the model or its inputs are on {', '.join(sorted(devices - {'cpu', 'meta'}))}; move them to the cpu"
+        )
     meta = "meta" in devices
     captured = capture_export(model, args, kwargs, dynamic_shapes)
     example = captured.signature.flatten(captured.signature.values(args, kwargs))
@@ -131,7 +137,12 @@ def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_
 
 def _nodes(tree: Any) -> list[Any]:
     found: list[Any] = []
-    pytree.tree_flatten(tree, is_leaf=lambda v: found.append(v) is not None)
+
+    def visit(value: Any) -> bool:
+        found.append(value)
+        return False
+
+    pytree.tree_flatten(tree, is_leaf=visit)
     return found
 
 

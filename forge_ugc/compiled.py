@@ -146,7 +146,12 @@ class CompiledModel:
             t = leaves[leaf]
             if type(t) is not torch.Tensor and not _acceptable(t):
                 self._reject(leaf, t, dtype, shape)
-            if t.dtype is not dtype or (shape is not None and t.shape != shape) or not t.is_cpu or t.layout is not torch.strided:
+            if (
+                t.dtype is not dtype
+                or (shape is not None and t.shape != shape)
+                or not t.is_cpu
+                or t.layout is not torch.strided
+            ):
                 self._reject(leaf, t, dtype, shape)
         for leaf, expected in self._constants:
             if not same_constant(leaves[leaf], expected):
@@ -169,7 +174,9 @@ class CompiledModel:
         else:
             results = [0 if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
             objects = plan.program.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results], plan.host)
-            results = [o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types)]
+            results = [
+                o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types, strict=True)
+            ]
         del keep
         if plan.plain and not found:
             return self._pack(results)
@@ -245,14 +252,16 @@ class CompiledModel:
             given += f" of layout {value.layout}"
         if value.device.type != "cpu":
             given += f" on {value.device}"
-        ways_out = "; compile with dynamic_shapes, or again for this shape" if value.dtype is dtype and value.is_cpu else ""
+        ways_out = (
+            "; compile with dynamic_shapes, or again for this shape" if value.dtype is dtype and value.is_cpu else ""
+        )
         raise TypeError(f"input {path}: expected {wanted} on cpu, given {given}{ways_out}")
 
     def _warn_grad(self, leaves: list[Any]) -> None:
         if any(leaves[leaf].requires_grad for leaf, _, _ in self._tensors):
             self._warned_grad = True
             warnings.warn(
-                "an input requires grad, but a compiled model's outputs carry no autograd graph; call it under torch.no_grad()",
+                "an input requires grad, but a compiled model's outputs carry no autograd graph; use torch.no_grad()",
                 UserWarning,
                 stacklevel=3,
             )
@@ -260,7 +269,7 @@ class CompiledModel:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Takes over the weights as they are now: packs and folds again. Called by itself when torch counts a change."""
+        """Takes over the weights as they are now: packs and folds again. Automatic where torch counts changes."""
         with self._lock:
             self._watcher.take()
             keys = list(self._plans)
@@ -285,7 +294,11 @@ class CompiledModel:
             return program
 
     def __repr__(self) -> str:
-        name = type(self._model).__name__ if isinstance(self._model, torch.nn.Module) else getattr(self._model, "__name__", "")
+        name = (
+            type(self._model).__name__
+            if isinstance(self._model, torch.nn.Module)
+            else getattr(self._model, "__name__", "")
+        )
         return f"<forge_ugc.CompiledModel of {name or type(self._model).__name__} on {self.device}>"
 
     # --- copying ------------------------------------------------------------------------------------------------------
@@ -317,7 +330,9 @@ class CompiledModel:
         return other
 
     def __reduce__(self) -> Any:
-        raise TypeError("a CompiledModel cannot be pickled: save the model (or its state_dict) and compile it again after loading")
+        raise TypeError(
+            "a CompiledModel cannot be pickled: save the model (or its state_dict) and compile it again after loading"
+        )
 
 
 def _acceptable(value: Any) -> bool:
@@ -339,5 +354,5 @@ def _packer(spec: pytree.TreeSpec) -> Any:
             return list
         if spec.type is dict:
             keys = list(spec.context)
-            return lambda leaves: dict(zip(keys, leaves))
+            return lambda leaves: dict(zip(keys, leaves, strict=True))
     return lambda leaves: pytree.tree_unflatten(leaves, spec)

@@ -45,7 +45,7 @@ class Containers:
     def collect(self, signature: Signature, values: list[Any]) -> list[Any]:
         """The caller's container objects, in the numbering of `Watch`."""
         found: list[Any] = []
-        for value, spec, label in zip(values, signature.specs, signature.labels):
+        for value, spec, label in zip(values, signature.specs, signature.labels, strict=True):
             flatten_like(spec, value, label, [], found)
         for container in found:
             check_cache(container)
@@ -53,7 +53,7 @@ class Containers:
 
     def adopt(self, found: list[Any], results: list[list[Any]]) -> None:
         """Stores the new contents into the caller's objects; `results`: leaves of each change."""
-        for change, leaves in zip(self.changes, results):
+        for change, leaves in zip(self.changes, results, strict=True):
             _assign(found[change.number], pytree.tree_unflatten(leaves, change.spec), change.lengths)
 
 
@@ -77,7 +77,7 @@ class Watch:
         """Runs forward() under export and returns the leaves of its result, then those of the changed containers."""
         values = [*args, *kwargs.values()]
         found: list[Any] = []
-        for value, spec, label in zip(values, self._signature.specs, self._signature.labels):
+        for value, spec, label in zip(values, self._signature.specs, self._signature.labels, strict=True):
             flatten_like(spec, value, label, [], found)
         before = [pytree.tree_flatten(c) for c in found]
         lengths = [_lengths(c) for c in found]
@@ -90,12 +90,17 @@ class Watch:
         done: set[int] = set()
         for i, container in enumerate(found):
             after, spec = pytree.tree_flatten(container)
-            same = spec == before[i][1] and all(a is b for a, b in zip(after, before[i][0]))
+            same = spec == before[i][1] and all(a is b for a, b in zip(after, before[i][0], strict=True))
             if same or i in done or isinstance(container, tuple):
                 continue
-            nested = pytree.tree_flatten(container, is_leaf=lambda v: id(v) in numbers and v is not container)[0]
+            nested = pytree.tree_flatten(container, is_leaf=lambda v, own=container: id(v) in numbers and v is not own)[
+                0
+            ]
             done |= {numbers[id(v)] for v in nested if id(v) in numbers}
-            grown = [n - o if n is not None and o is not None else None for n, o in zip(_lengths(container), lengths[i])]
+            grown = [
+                n - o if n is not None and o is not None else None
+                for n, o in zip(_lengths(container), lengths[i], strict=False)
+            ]
             self._changes.append((Change(i, spec, lengths=grown), len(after)))
             flat += after
         return flat
@@ -115,12 +120,18 @@ class Watch:
         return own, self._spec, Containers(changes) if changes or handed_back else None
 
 
+def _is_other(numbers: dict[int, int], container: Any, value: Any) -> bool:
+    return id(value) in numbers and value is not container
+
+
 def _has_mutable(spec: pytree.TreeSpec) -> bool:
     from .signature import children
 
     if spec.is_leaf():
         return False
-    frozen = isinstance(spec.type, type) and issubclass(spec.type, tuple) or spec.type is pytree.namedtuple
+    frozen = (isinstance(spec.type, type) and issubclass(spec.type, tuple)) or getattr(
+        spec.type, "__name__", ""
+    ) == "namedtuple"
     return not frozen or any(map(_has_mutable, children(spec)))
 
 
@@ -192,8 +203,8 @@ def check_cache(container: Any) -> None:
         length, keys = getattr(layer, "cumulative_length", None), getattr(layer, "keys", None)
         if isinstance(length, int) and keys is not None and length != keys.shape[-2]:
             raise CompileError(
-                "a sliding-window cache that has already dropped keys cannot be passed: its position is a Python number "
-                "that the compiled program would freeze"
+                "a sliding-window cache that has already dropped keys cannot be passed: its position is a Python "
+                "number that the compiled program would freeze"
             )
 
 
@@ -204,7 +215,7 @@ def _assign(old: Any, new: Any, lengths: list[int | None]) -> None:
         old.clear()
         old.update(new)
     elif _is_cache(old) and len(old.layers) == len(new.layers):
-        for mine, fresh, grown in zip(old.layers, new.layers, lengths):
+        for mine, fresh, grown in zip(old.layers, new.layers, lengths, strict=True):
             for name in ("keys", "values", "is_initialized", "dtype", "device"):
                 if hasattr(fresh, name):
                     setattr(mine, name, getattr(fresh, name))

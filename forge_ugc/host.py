@@ -36,7 +36,7 @@ class HostCall:
         return str(getattr(self.target, "__name__", None) or self.target)
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
-        """Results: (address, strides, owner) of a tensor, or an object. Nothing returned shares memory with an operand."""
+        """Results: (address, strides, owner) of a tensor, or an object. No result shares an operand's memory."""
         tensors = [from_dlpack(v) if type(v).__name__ == "PyCapsule" else v for v in operands]
         args, kwargs = _fill(self.args, tensors), _fill(self.kwargs, tensors)
         with torch.no_grad():
@@ -46,7 +46,11 @@ class HostCall:
             else:
                 result = self.target(*args, **kwargs)
             results = list(result) if self.several else [result] if self.carried else []
-            taken = {t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided}
+            taken = {
+                t.untyped_storage().data_ptr()
+                for t in tensors
+                if isinstance(t, torch.Tensor) and t.layout is torch.strided
+            }
             return [self._result(value, carried, taken) for value, carried in zip(results, self.carried, strict=True)]
 
     @staticmethod

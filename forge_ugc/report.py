@@ -9,8 +9,8 @@ from typing import Any
 class Report:
     """Times, nodes, passes, buffers, transitions, placement, fallbacks and weights of one compilation.
 
-    `to_dict()` has the public keys `phases`, `passes`, `nodes_captured`, `nodes_final`, `buffers`, `transitions`, `placement`,
-    `fallbacks`, `weights`, and more; `str()` and `to_markdown()` are for reading.
+    `to_dict()` has the public keys `phases`, `passes`, `nodes_captured`, `nodes_final`, `buffers`, `transitions`,
+    `placement`, `fallbacks`, `weights`, and more; `str()` and `to_markdown()` are for reading.
     """
 
     def __init__(
@@ -108,7 +108,9 @@ class Report:
         for title, head, rows in self._tables():
             widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head))]
             lines += ["", title]
-            lines += ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in (head, *rows)]
+            lines += [
+                "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+            ]
         return "\n".join(lines)
 
     def to_markdown(self) -> str:

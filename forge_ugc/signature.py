@@ -39,7 +39,7 @@ class Signature:
         self.is_leaf = [spec.is_leaf() for spec in self.specs]
         self.flat = all(self.is_leaf)
         self.paths: list[str] = []
-        for label, spec in zip(labels, self.specs):
+        for label, spec in zip(labels, self.specs, strict=True):
             _paths(spec, label, self.paths)
         self._forms: dict[tuple[int, tuple[str, ...]], Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]] = {}
 
@@ -54,7 +54,9 @@ class Signature:
         return cls(parameters, args, kwargs)
 
     @classmethod
-    def of_exported(cls, program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+    def of_exported(
+        cls, program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Signature:
         """Signature of an ExportedProgram: the arguments must have the structure that it was exported with."""
         expected = program.call_spec.in_spec
         names = list(children(expected)[1].context or []) if expected is not None else []
@@ -94,7 +96,7 @@ class Signature:
         if self.flat:
             return values
         leaves: list[Any] = []
-        for value, spec, leaf, label in zip(values, self.specs, self.is_leaf, self.labels):
+        for value, spec, leaf, label in zip(values, self.specs, self.is_leaf, self.labels, strict=True):
             if leaf:
                 leaves.append(value)
             else:
@@ -112,7 +114,7 @@ class Signature:
 
     def _make_form(self, count: int, names: tuple[str, ...]) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
         args, kwargs = self.canonical(tuple(range(count)), {name: name for name in names})
-        given: dict[str, Any] = dict(zip([*self._names(len(args)), *kwargs], [*args, *kwargs.values()]))
+        given: dict[str, Any] = dict(zip([*self._names(len(args)), *kwargs], [*args, *kwargs.values()], strict=True))
         defaults = {}
         if self.parameters is not None:
             defaults = {p.name: p.default for p in self.parameters.parameters.values() if p.default is not p.empty}
@@ -157,9 +159,13 @@ def same_constant(value: Any, expected: Any) -> bool:
         return False
 
 
-def flatten_like(spec: pytree.TreeSpec, value: Any, path: str, leaves: list[Any], found: list[Any] | None = None) -> None:
-    """Appends the leaves of `value`, which must have the structure `spec` (dicts: in any key order). `found` collects the
-    container objects in pre-order."""
+def flatten_like(
+    spec: pytree.TreeSpec, value: Any, path: str, leaves: list[Any], found: list[Any] | None = None
+) -> None:
+    """Appends the leaves of `value`, which must have the structure `spec` (dicts: in any key order).
+
+    `found` collects the container objects in pre-order.
+    """
     if spec.is_leaf():
         leaves.append(value)
         return
@@ -173,7 +179,7 @@ def flatten_like(spec: pytree.TreeSpec, value: Any, path: str, leaves: list[Any]
         keys = spec.context[1] if kind is defaultdict else spec.context
         if set(keys) != set(value):
             raise TypeError(f"input {path}: expected the keys {list(keys)}, given {list(value)}")
-        for key, child in zip(keys, below):
+        for key, child in zip(keys, below, strict=True):
             flatten_like(child, value[key], f"{path}[{key!r}]", leaves, found)
         return
     given = pytree.tree_structure(value, is_leaf=lambda v: v is not value)
@@ -182,7 +188,7 @@ def flatten_like(spec: pytree.TreeSpec, value: Any, path: str, leaves: list[Any]
     parts, _ = pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
     if len(parts) != len(below):
         raise TypeError(f"input {path}: expected {len(below)} items, given {len(parts)}")
-    for i, (part, child) in enumerate(zip(parts, below)):
+    for i, (part, child) in enumerate(zip(parts, below, strict=True)):
         flatten_like(child, part, f"{path}[{i}]", leaves, found)
 
 
@@ -194,7 +200,7 @@ def _paths(spec: pytree.TreeSpec, path: str, out: list[str]) -> None:
     keys: Any = range(len(below))
     if spec.type in _DICTS:
         keys = spec.context[1] if spec.type is defaultdict else spec.context
-    for key, child in zip(keys, below):
+    for key, child in zip(keys, below, strict=True):
         _paths(child, f"{path}[{key!r}]", out)
 
 

@@ -52,12 +52,15 @@ class SymbolicInputs:
         self.guards = guards
         self.leaves = leaves
         self.dynamic: list[int] = [
-            leaf for leaf, _, meta in leaves if isinstance(meta, torch.SymInt) or (isinstance(meta, TensorMeta) and any(type(s) is not int for s in meta.shape))
+            leaf
+            for leaf, _, meta in leaves
+            if isinstance(meta, torch.SymInt)
+            or (isinstance(meta, TensorMeta) and any(type(s) is not int for s in meta.shape))
         ]
 
     def solve(self, values: list[Any]) -> Symbols:
         """Symbol values for a call. TypeError if its shapes do not fit `dynamic_shapes`."""
-        import sympy
+        import sympy  # type: ignore[import-untyped]
 
         found: dict[Any, int] = {}
         later: list[tuple[Any, int, str]] = []
@@ -82,7 +85,7 @@ class SymbolicInputs:
                 continue
             if len(meta.shape) != value.dim():
                 raise TypeError(f"input {path}: expected {len(meta.shape)} dimensions, given shape {list(value.shape)}")
-            for d, (size, given) in enumerate(zip(meta.shape, value.shape)):
+            for d, (size, given) in enumerate(zip(meta.shape, value.shape, strict=True)):
                 bind(size, int(given), f"input {path}, size of dimension {d}")
         for expression, given, where in later:
             unknown = [s for s in expression.free_symbols if s not in found]

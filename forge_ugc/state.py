@@ -19,7 +19,9 @@ class Slot(NamedTuple):
     def tensor(self) -> torch.Tensor:
         value = self.where.get(self.key)
         if not isinstance(value, torch.Tensor):
-            raise RuntimeError(f"parameter or buffer {self.name!r} was removed after compiling; compile the model again")
+            raise RuntimeError(
+                f"parameter or buffer {self.name!r} was removed after compiling; compile the model again"
+            )
         return value
 
 

@@ -113,7 +113,7 @@ class TableBuilder:
 
     def rollback(self, mark: Mark) -> None:
         """Forgets everything since `mark`."""
-        for items, size in zip(self._lists(), mark.sizes):
+        for items, size in zip(self._lists(), mark.sizes, strict=True):
             del items[size:]
         self._constant_values = {k: v for k, v in self._constant_values.items() if v.id < len(self._values)}
 
@@ -141,7 +141,9 @@ class TableBuilder:
         )
         return tuple(out)
 
-    def op(self, op: str, operands: Sequence[Value | None], dtype: DType, shape: Sequence[int], /, **attrs: Any) -> Value:
+    def op(
+        self, op: str, operands: Sequence[Value | None], dtype: DType, shape: Sequence[int], /, **attrs: Any
+    ) -> Value:
         """`emit` for one result."""
         return self.emit(op, operands, [(dtype, shape)], **attrs)[0]
 
@@ -209,7 +211,9 @@ class TableBuilder:
             ("op", "n_results", "first_operand", "n_operands", "first_attr", "n_attr_words", "source"),
         )
         values = _columns(types["values"], self._values, ("dtype", "rank", "first_dim"))
-        constants = _columns(types["constants"], self._constants, ("data", "dtype", "rank", "kind", "first_dim", "name"))
+        constants = _columns(
+            types["constants"], self._constants, ("data", "dtype", "rank", "kind", "first_dim", "name")
+        )
         arrays = {
             "nodes": nodes,
             "values": values,
@@ -224,10 +228,11 @@ class TableBuilder:
         return Table(arrays, self._keepalive, self.borrowed_bytes)
 
 
-def _columns(dtype: np.dtype[Any], rows: list[tuple[int, ...]], names: tuple[str, ...]) -> np.ndarray[Any, Any]:
+def _columns(dtype: np.dtype[Any], rows: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> np.ndarray[Any, Any]:
     array = np.zeros(len(rows), dtype)
-    for name, column in zip(names, zip(*rows)):
-        array[name] = column
+    if rows:
+        for name, column in zip(names, zip(*rows, strict=True), strict=True):
+            array[name] = column
     return array
 
 

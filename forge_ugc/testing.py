@@ -1,6 +1,6 @@
 """Comparing a compiled model with eager: for users' own tests.
 
-    forge_ugc.testing.assert_fidelity(model, inputs)
+forge_ugc.testing.assert_fidelity(model, inputs)
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ class Difference:
     what: str
 
 
-def differences(eager: Any, forge: Any, tolerance: Mapping[torch.dtype, tuple[float, float]] = TOLERANCE) -> list[Difference]:
+def differences(
+    eager: Any, forge: Any, tolerance: Mapping[torch.dtype, tuple[float, float]] = TOLERANCE
+) -> list[Difference]:
     """Outputs that differ in structure, dtype, shape or by more than `tolerance`. NaN equals NaN."""
     expected, spec = pytree.tree_flatten_with_path(eager)
     got, other = pytree.tree_flatten(forge)
     if spec != other:
         return [Difference("output", f"structure {other} instead of {spec}")]
     found = []
-    for (keys, a), b in zip(expected, got):
+    for (keys, a), b in zip(expected, got, strict=True):
         what = _compare(a, b, tolerance)
         if what:
             found.append(Difference("output" + pytree.keystr(keys), what))
@@ -62,7 +64,8 @@ def _compare(a: Any, b: Any, tolerance: Mapping[torch.dtype, tuple[float, float]
         return None
     gap = (a - b).abs()
     gap = gap[~torch.isnan(gap)]
-    return f"{int((~close).sum())} of {a.numel()} elements differ, by up to {gap.max().item() if gap.numel() else float('nan'):.3g}"
+    most = gap.max().item() if gap.numel() else float("nan")
+    return f"{int((~close).sum())} of {a.numel()} elements differ, by up to {most:.3g}"
 
 
 def assert_fidelity(

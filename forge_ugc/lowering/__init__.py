@@ -1,7 +1,7 @@
 """Lowering: captured ATen calls become rows of the node table.
 
-`lower` walks the capture once. Each call is, in this order: a number that is known (symbolic sizes), a rule of the family
-files, a decomposition whose parts all have rules, or a `host` node that calls torch.
+`lower` walks the capture once. Each call is, in this order: a number that is known (symbolic sizes), a rule of the
+family files, a decomposition whose parts all have rules, or a `host` node that calls torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,19 @@ from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
 from .registry import RULES, Decline
 
-__all__ = ["Lowered", "lower", "lower_all", "creation", "elementwise", "index", "matmul", "norm", "pool", "reduce", "views"]
+__all__ = [
+    "Lowered",
+    "creation",
+    "elementwise",
+    "index",
+    "lower",
+    "lower_all",
+    "matmul",
+    "norm",
+    "pool",
+    "reduce",
+    "views",
+]
 
 aten = torch.ops.aten
 _DROP = {
@@ -52,7 +64,9 @@ class Lowered:
     """A table and what the call path must know about it."""
 
     table: Table
-    inputs: list[tuple[int | Slot, bool]]  # each program input: the leaf or state tensor, and whether it goes as an object
+    inputs: list[
+        tuple[int | Slot, bool]
+    ]  # each program input: the leaf or state tensor, and whether it goes as an object
     hosts: list[HostCall]
     plan: OutputPlan
     fallbacks: list[Fallback] = field(default_factory=list)
@@ -70,12 +84,14 @@ def lower_all(captured: Captured, symbols: Symbols) -> tuple[Lowered, list[Node]
     lowered = lowering.run(False)
     pairs = [
         (node, value)
-        for node, known in zip(captured.nodes, lowering.env)
+        for node, known in zip(captured.nodes, lowering.env, strict=True)
         if node.kind is Kind.CALL and node.target is not operator.getitem
         for value in _values(known)
         if value.dtype != OBJECT
     ]
-    return replace(lowered, table=lowering.b.finish([v for _, v in pairs]), values=[v for _, v in pairs]), [n for n, _ in pairs]
+    return replace(lowered, table=lowering.b.finish([v for _, v in pairs]), values=[v for _, v in pairs]), [
+        n for n, _ in pairs
+    ]
 
 
 class _Lowering:
@@ -98,7 +114,9 @@ class _Lowering:
                 self.env[i] = self.placeholder(i, node, i in written)
         if strict and self.fallbacks:
             rows = [{"op": f.op, "count": f.count, "where": f.where} for f in self.fallbacks.values()]
-            text = "\n".join(f"  {f.op} x{f.count} at {f.where or 'unknown line'}: {f.reason}" for f in self.fallbacks.values())
+            text = "\n".join(
+                f"  {f.op} x{f.count} at {f.where or 'unknown line'}: {f.reason}" for f in self.fallbacks.values()
+            )
             raise FallbackError(f"strict=True, and these operators would run through torch:\n{text}", rows)
         plan = plan_outputs(self.captured, self.env, self.symbols)
         table = self.b.finish(plan.values)
@@ -122,7 +140,9 @@ class _Lowering:
         if written or not has_memory(tensor):
             return self.program_input(node.meta, slot)
         if tensor.dtype != node.meta.dtype or tuple(tensor.shape) != self.shape(node.meta):
-            raise CompileError(f"{slot.name!r} has another shape or dtype than when it was captured; compile the model again")
+            raise CompileError(
+                f"{slot.name!r} has another shape or dtype than when it was captured; compile the model again"
+            )
         tensor = tensor.detach()
         if tensor.is_neg() or tensor.is_conj():
             tensor = tensor.resolve_neg().resolve_conj()
@@ -140,7 +160,12 @@ class _Lowering:
 
     def carried(self, meta: Any) -> bool:
         """Whether C has tensors of this type and the sizes are known before the call."""
-        if not isinstance(meta, TensorMeta) or not meta.dense or meta.dtype not in DTYPE_NUMBERS or len(meta.shape) > MAX_RANK:
+        if (
+            not isinstance(meta, TensorMeta)
+            or not meta.dense
+            or meta.dtype not in DTYPE_NUMBERS
+            or len(meta.shape) > MAX_RANK
+        ):
             return False
         try:
             self.shape(meta)
@@ -218,7 +243,11 @@ class _Lowering:
         """Emits the call by a rule or a decomposition; Decline (with nothing emitted) if there is none."""
         b, target = self.b, node.target
         rule = RULES.get(target)
-        if rule is None and not any(True for _ in _values((args, kwargs))) and torch.Tag.nondeterministic_seeded not in target.tags:
+        if (
+            rule is None
+            and not any(True for _ in _values((args, kwargs)))
+            and torch.Tag.nondeterministic_seeded not in target.tags
+        ):
             b.out = expected
             return creation.literal(b, target, args, kwargs)
         mark, reason = b.mark(), "no rule"
@@ -275,8 +304,10 @@ class _Lowering:
         args, kwargs = template(node.args), template(node.kwargs)
         metas = _results(node.meta)
         carried = [self.carried(m) for m in metas]
-        results = [(m.dtype, self.shape(m)) if ok else (OBJECT, ()) for m, ok in zip(metas, carried)]
-        random = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+        results = [(m.dtype, self.shape(m)) if ok else (OBJECT, ()) for m, ok in zip(metas, carried, strict=True)]
+        random = (
+            isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+        )
         effect = random or reason in ("random", "effect", "higher-order operator") or not results
         call = HostCall(node.target, args, kwargs, carried, isinstance(node.meta, tuple), node.autocast, node.source)
         self.hosts.append(call)
@@ -318,7 +349,7 @@ def _checked(result: Any, expected: list[Any], node: Node, used: set[int] | None
     results = result if isinstance(result, tuple) else (result,)
     if len(results) != len(expected):
         raise CompileError(f"internal error: {node.target} gave {len(results)} results for {len(expected)}")
-    for k, (value, meta) in enumerate(zip(results, expected)):
+    for k, (value, meta) in enumerate(zip(results, expected, strict=True)):
         if meta is None or (used is not None and k not in used):
             continue
         if not isinstance(value, Value) or value.dtype != meta.dtype or value.shape != tuple(meta.shape):

@@ -20,7 +20,17 @@ def _full(b: Emitter, *args: Any, **named: Any) -> Value:
     return b.full(b.out[0].shape, value, b.out[0].dtype)
 
 
-@lowers("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_efficientzerotensor")
+@lowers(
+    "zeros",
+    "zeros_like",
+    "new_zeros",
+    "empty.memory_format",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "_efficientzerotensor",
+)
 def _zeros(b: Emitter, *args: Any, **named: Any) -> Value:
     return b.full(b.out[0].shape, 0, b.out[0].dtype)
 

@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,10 @@ from .registry import Decline
 
 _MAX_PARTS = 64
 # Composites whose parts lose digits or speed against torch's own kernel.
-_KEEP_WHOLE = frozenset("erfc special_erfc special_erfcx lgamma digamma polygamma grid_sampler_2d upsample_bicubic2d logaddexp logaddexp2 hypot".split())
+_KEEP_WHOLE = frozenset(
+    "erfc special_erfc special_erfcx lgamma digamma polygamma grid_sampler_2d upsample_bicubic2d logaddexp logaddexp2 "
+    "hypot".split()
+)
 
 
 @functools.cache
@@ -30,7 +33,7 @@ def decompose(
 ) -> list[Any]:
     """Emits `target` through its decomposition and returns its results. Decline if it has none, or one that is long."""
     name = target._schema.name.partition("::")[2]
-    if name in _KEEP_WHOLE or target.namespace != "aten" or getattr(b, "depth", 0) > 3:
+    if name in _KEEP_WHOLE or target.namespace != "aten" or b.depth > 3:
         raise Decline("kept whole")
     nodes, outputs, constants = _trace(target, *_key((args, kwargs)))
     inputs = list(_values((args, kwargs)))
@@ -47,7 +50,7 @@ def decompose(
             return [convert(v) for v in value]
         return {k: convert(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-    b.depth = getattr(b, "depth", 0) + 1
+    b.depth += 1
     try:
         for i, node in enumerate(nodes):
             if node.kind is Kind.INPUT:
@@ -148,9 +151,13 @@ def _read(traced: torch.fx.GraphModule, target: Any) -> tuple[list[Node], list[A
     env: dict[torch.fx.Node, Ref] = {}
     constants: list[torch.Tensor] = []
     count = 0
+
+    def refer(value: Any) -> Any:
+        return torch.fx.node.map_aggregate(value, lambda v: cast(Any, env[v]) if isinstance(v, torch.fx.Node) else v)
+
     for node in traced.graph.nodes:
         if node.op == "output":
-            result = torch.fx.node.map_aggregate(node.args[0], lambda v: env[v] if isinstance(v, torch.fx.Node) else v)
+            result = refer(node.args[0])
             return nodes, list(result) if isinstance(result, (list, tuple)) else [result], constants
         env[node] = Ref(len(nodes))
         if node.op == "placeholder":
@@ -162,8 +169,7 @@ def _read(traced: torch.fx.GraphModule, target: Any) -> tuple[list[Node], list[A
         else:
             if node.target is target:
                 raise Decline("decomposition is no simpler")
-            arguments = torch.fx.node.map_aggregate((node.args, node.kwargs), lambda v: env[v] if isinstance(v, torch.fx.Node) else v)
-            args, kwargs = arguments  # type: ignore[misc]
+            args, kwargs = refer((node.args, node.kwargs))
             called, schema = node.target, getattr(node.target, "_schema", None)
             if schema is not None and schema.is_mutable:
                 called = _functional(node)
@@ -179,11 +185,28 @@ def _functional(node: torch.fx.Node) -> Any:
     written = node.args[0]
     packet, _, overload = str(node.target).removeprefix("aten.").partition(".")
     called = getattr(getattr(torch.ops.aten, packet.removesuffix("_"), None), overload, None)
-    if called is None or not packet.endswith("_") or not isinstance(written, torch.fx.Node) or written.op != "call_function":
+    if (
+        called is None
+        or not packet.endswith("_")
+        or not isinstance(written, torch.fx.Node)
+        or written.op != "call_function"
+    ):
         raise Decline("writes in place")
+    others = [u for u in written.users if u is not node]
+    if _writes(written):
+        others += [u for u in written.args[0].users if u is not written]  # type: ignore[union-attr]
+    if any(map(_writes, others)):
+        raise Decline("writes in place more than once")
     for other in (written, *written.users):
         schema = getattr(other.target, "_schema", None)
-        shares = schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        shares = schema is not None and any(
+            r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+        )
         if schema is None or shares:
             raise Decline("writes in place through a view")
     return called
+
+
+def _writes(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)

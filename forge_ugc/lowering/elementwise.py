@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .emitter import Decline, Emitter, Value, float_type, is_integral, result_type
-from .registry import lowers
+from .registry import Rule, lowers
 
 # --- one operand ----------------------------------------------------------------------------------------------------
 
@@ -52,7 +53,13 @@ for _op, *_names in (
     ("sigmoid", "sigmoid", "special_expit"),
 ):
     _unary(_op, *_names, to_float=True)
-for _op, *_names in (("silu", "silu"), ("neg", "neg", "negative"), ("abs", "abs", "absolute"), ("sign", "sign", "sgn"), ("relu", "relu")):
+for _op, *_names in (
+    ("silu", "silu"),
+    ("neg", "neg", "negative"),
+    ("abs", "abs", "absolute"),
+    ("sign", "sign", "sgn"),
+    ("relu", "relu"),
+):
     _unary(_op, *_names)
 for _op, *_names in (("floor", "floor"), ("ceil", "ceil"), ("round", "round"), ("trunc", "trunc", "fix")):
     _unary(_op, *_names, keep_integers=True)
@@ -74,10 +81,10 @@ def _frac(b: Emitter, x: Value) -> Value:
     return b.sub(x, b.unary("trunc", x))
 
 
-def _inverse_hyperbolic(*names: str) -> Any:
+def _inverse_hyperbolic(*names: str) -> Callable[[Rule], Rule]:
     """Float functions in f32 or f64, whatever the operand."""
 
-    def wrap(function: Any) -> Any:
+    def wrap(function: Rule) -> Rule:
         def rule(b: Emitter, x: Value) -> Value:
             dtype = float_type(x.dtype)
             return b.cast(function(b, b.opmath(b.cast(x, dtype))), dtype)
@@ -200,7 +207,9 @@ def _signbit(b: Emitter, x: Value) -> Value:
 
 
 @lowers("nan_to_num")
-def _nan_to_num(b: Emitter, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Value:
+def _nan_to_num(
+    b: Emitter, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
     if is_integral(x.dtype):
         return x
     info = torch.finfo(x.dtype)
@@ -251,9 +260,30 @@ for _op, *_names in (
     ("remainder", "remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"),
     ("fmod", "fmod.Tensor", "fmod.Scalar"),
     ("pow", "pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"),
-    ("bitwise_and", "bitwise_and.Tensor", "bitwise_and.Scalar", "bitwise_and.Scalar_Tensor", "__and__.Tensor", "__and__.Scalar"),
-    ("bitwise_or", "bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_or.Scalar_Tensor", "__or__.Tensor", "__or__.Scalar"),
-    ("bitwise_xor", "bitwise_xor.Tensor", "bitwise_xor.Scalar", "bitwise_xor.Scalar_Tensor", "__xor__.Tensor", "__xor__.Scalar"),
+    (
+        "bitwise_and",
+        "bitwise_and.Tensor",
+        "bitwise_and.Scalar",
+        "bitwise_and.Scalar_Tensor",
+        "__and__.Tensor",
+        "__and__.Scalar",
+    ),
+    (
+        "bitwise_or",
+        "bitwise_or.Tensor",
+        "bitwise_or.Scalar",
+        "bitwise_or.Scalar_Tensor",
+        "__or__.Tensor",
+        "__or__.Scalar",
+    ),
+    (
+        "bitwise_xor",
+        "bitwise_xor.Tensor",
+        "bitwise_xor.Scalar",
+        "bitwise_xor.Scalar_Tensor",
+        "__xor__.Tensor",
+        "__xor__.Scalar",
+    ),
     ("eq", "eq.Tensor", "eq.Scalar"),
     ("ne", "ne.Tensor", "ne.Scalar", "not_equal.Tensor", "not_equal.Scalar"),
     ("lt", "lt.Tensor", "lt.Scalar", "less.Tensor", "less.Scalar"),
@@ -265,7 +295,16 @@ for _op, *_names in (
     ("logical_xor", "logical_xor"),
 ):
     _binary(_op, *_names)
-_binary("div", "div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", "divide.Tensor", "divide.Scalar", to_float=True)
+_binary(
+    "div",
+    "div.Tensor",
+    "div.Scalar",
+    "true_divide.Tensor",
+    "true_divide.Scalar",
+    "divide.Tensor",
+    "divide.Scalar",
+    to_float=True,
+)
 _binary("atan2", "atan2", "arctan2", to_float=True)
 _binary("div_floor", "floor_divide", "floor_divide.Scalar")
 
@@ -280,8 +319,22 @@ def _shift(op: str, *names: str) -> None:
     lowers(*names)(rule)
 
 
-_shift("shift_left", "bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "bitwise_left_shift.Scalar_Tensor", "__lshift__.Tensor", "__lshift__.Scalar")
-_shift("shift_right", "bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "bitwise_right_shift.Scalar_Tensor", "__rshift__.Tensor", "__rshift__.Scalar")
+_shift(
+    "shift_left",
+    "bitwise_left_shift.Tensor",
+    "bitwise_left_shift.Tensor_Scalar",
+    "bitwise_left_shift.Scalar_Tensor",
+    "__lshift__.Tensor",
+    "__lshift__.Scalar",
+)
+_shift(
+    "shift_right",
+    "bitwise_right_shift.Tensor",
+    "bitwise_right_shift.Tensor_Scalar",
+    "bitwise_right_shift.Scalar_Tensor",
+    "__rshift__.Tensor",
+    "__rshift__.Scalar",
+)
 
 
 @lowers("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
@@ -366,10 +419,10 @@ def _addcmul(b: Emitter, x: Value, y: Value, z: Value, value: Any = 1) -> Value:
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-def _composed(*names: str) -> Any:
+def _composed(*names: str) -> Callable[[Rule], Rule]:
     """A function of floats that torch computes in opmath: half types go through f32."""
 
-    def wrap(function: Any) -> Any:
+    def wrap(function: Rule) -> Rule:
         def rule(b: Emitter, x: Value, *args: Any, **kwargs: Any) -> Value:
             if is_integral(x.dtype):
                 raise Decline("integer operand")
@@ -501,7 +554,7 @@ def _dropout(b: Emitter, x: Value, p: float, train: bool) -> Value:
 
 @lowers("native_dropout")
 def _native_dropout(b: Emitter, x: Value, p: float, train: bool | None) -> Any:
-    if train is None or train and p > 0:
+    if train is None or (train and p > 0):
         raise Decline("random")
     return x, b.full(x.shape, True, torch.bool)
 

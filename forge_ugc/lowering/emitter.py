@@ -13,7 +13,10 @@ from .promote import float_type, is_integral, result_type
 from .registry import Decline
 
 Number = Any  # bool, int or float
-_LIMITS = {d: (torch.iinfo(d).min, torch.iinfo(d).max) for d in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
+_LIMITS = {
+    d: (torch.iinfo(d).min, torch.iinfo(d).max)
+    for d in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+}
 _LIMITS[torch.bool] = (0, 1)
 
 
@@ -45,6 +48,7 @@ class Emitter(TableBuilder):
         super().__init__()
         self.out: list[Any] = []  # expected TensorMeta of each result of the node being lowered
         self.used: set[int] | None = None  # which results are used; None: all
+        self.depth = 0  # of decompositions within decompositions
         self.target_name = ""  # name of the ATen operator, for rules that serve several
 
     # --- types ----------------------------------------------------------------------------------------------------
@@ -182,8 +186,8 @@ class Emitter(TableBuilder):
     def reduce(self, op: str, x: Value, dims: Sequence[int] | int | None, keepdim: bool = False, **attrs: Any) -> Value:
         """A reduction over `dims` (None or empty: all)."""
         if not x.shape:
-            x, shape = self.reshape(x, [1]), ()
-            return self.op(op, [x], _reduced_type(op, x), shape, dims=[0], keepdim=False, **attrs)
+            x = self.reshape(x, [1])
+            return self.op(op, [x], _reduced_type(op, x), (), dims=[0], keepdim=False, **attrs)
         dims = [dims] if isinstance(dims, int) else dims
         wrapped = sorted({wrap_dim(d, x.rank) for d in dims}) if dims else list(range(x.rank))
         if dims and len(wrapped) != len(dims):
@@ -224,7 +228,9 @@ class Emitter(TableBuilder):
         dim = wrap_dim(dim, parts[0].rank)
         shape = list(parts[0].shape)
         for part in parts[1:]:
-            if part.rank != len(shape) or any(s != t for d, (s, t) in enumerate(zip(part.shape, shape)) if d != dim):
+            if part.rank != len(shape) or any(
+                s != t for d, (s, t) in enumerate(zip(part.shape, shape, strict=True)) if d != dim
+            ):
                 raise Decline("shapes differ")
         shape[dim] = sum(p.shape[dim] for p in parts)
         return self.op("cat", parts, parts[0].dtype, shape, dim=dim)
@@ -261,4 +267,16 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Value)
 
 
-__all__ = ["Decline", "Emitter", "Number", "Value", "broadcast", "float_type", "is_integral", "is_tensor", "need_float", "result_type", "wrap_dim"]
+__all__ = [
+    "Decline",
+    "Emitter",
+    "Number",
+    "Value",
+    "broadcast",
+    "float_type",
+    "is_integral",
+    "is_tensor",
+    "need_float",
+    "result_type",
+    "wrap_dim",
+]

@@ -117,7 +117,9 @@ def _along(b: Emitter, op: str, x: Value, dim: int, index: Value, source: Value,
         index = b.reshape(index, [1])
     if source.rank != x.rank:
         raise Decline("ranks differ")
-    return b.reshape(b.op(op, [x, _index(b, index), b.cast(source, x.dtype)], x.dtype, x.shape, dim=dim, **attrs), shape)
+    return b.reshape(
+        b.op(op, [x, _index(b, index), b.cast(source, x.dtype)], x.dtype, x.shape, dim=dim, **attrs), shape
+    )
 
 
 @lowers("index_copy")

@@ -21,7 +21,9 @@ def _same_type(*values: Value | None) -> None:
 def _linear(b: Emitter, x: Value, weight: Value, bias: Value | None = None) -> Value:
     _same_type(x, weight, bias)
     if weight.rank == 1:
-        product = b.matmul(b.reshape(x, [math.prod(x.shape[:-1]), x.shape[-1]]), b.reshape(weight, [weight.shape[0], 1]))
+        product = b.matmul(
+            b.reshape(x, [math.prod(x.shape[:-1]), x.shape[-1]]), b.reshape(weight, [weight.shape[0], 1])
+        )
         product = b.reshape(product, x.shape[:-1])
         return product if bias is None else b.add(product, bias)
     if not x.rank or x.shape[-1] != weight.shape[1]:
@@ -90,10 +92,12 @@ def _addr(b: Emitter, x: Value, v1: Value, v2: Value, *, beta: Any = 1, alpha: A
     return _blend(b, x, b.mul(b.reshape(v1, [*v1.shape, 1]), v2), beta, alpha)
 
 
-# --- convolution --------------------------------------------------------------------------------------------------------
+# --- convolution ----------------------------------------------------------------------------------------------------
 
 
-def _conv(b: Emitter, x: Value, w: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Value:
+def _conv(
+    b: Emitter, x: Value, w: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Value:
     need_float(x, w, bias)
     spatial = w.rank - 2
     if spatial not in (1, 2) or 0 in x.shape or 0 in w.shape:
@@ -103,23 +107,31 @@ def _conv(b: Emitter, x: Value, w: Value, bias: Value | None, stride: Any, paddi
     if unbatched:
         x = b.reshape(x, [1, *x.shape])
     if isinstance(padding, str):
-        total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, w.shape[2:])]
+        total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, w.shape[2:], strict=True)]
         before = [t // 2 for t in total]
         if any(t % 2 for t in total):
             amounts = [0] * 4 + [n for t in total for n in (t // 2, t - t // 2)]
-            shape = [*x.shape[:2], *(s + t for s, t in zip(x.shape[2:], total))]
+            shape = [*x.shape[:2], *(s + t for s, t in zip(x.shape[2:], total, strict=True))]
             x = b.op("pad", [x], x.dtype, shape, padding=amounts, value=0)
             before = [0] * spatial
         padding = before
     padding = _spread(padding, spatial)
     sizes = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in zip(x.shape[2:], padding, dilation, w.shape[2:], stride)
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, p, d, k, s in zip(x.shape[2:], padding, dilation, w.shape[2:], stride, strict=True)
     ]
     if any(n <= 0 for n in sizes):
         raise Decline("kernel larger than the input")
     operands = [x, w] if bias is None else [x, w, bias]
     y = b.op(
-        "conv", operands, x.dtype, [x.shape[0], w.shape[0], *sizes], stride=stride, padding=padding, dilation=dilation, groups=groups
+        "conv",
+        operands,
+        x.dtype,
+        [x.shape[0], w.shape[0], *sizes],
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
     )
     return b.reshape(y, b.out[0].shape)
 
@@ -130,24 +142,44 @@ def _spread(value: Any, count: int) -> list[int]:
 
 
 @lowers("conv1d", "conv2d", "conv1d.padding", "conv2d.padding")
-def _conv_nd(b: Emitter, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Value:
+def _conv_nd(
+    b: Emitter,
+    x: Value,
+    w: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
     return _conv(b, x, w, bias, stride, padding, dilation, groups)
 
 
 @lowers("convolution")
-def _convolution(b: Emitter, x: Value, w: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int) -> Value:
+def _convolution(
+    b: Emitter,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Value:
     if transposed:
         raise Decline("transposed convolution")
     return _conv(b, x, w, bias, stride, padding, dilation, groups)
 
 
-# --- attention ------------------------------------------------------------------------------------------------------------
+# --- attention ----------------------------------------------------------------------------------------------------
 
 
 @lowers("scaled_dot_product_attention")
 def _attention(
-    b: Emitter, q: Value, k: Value, v: Value, mask: Value | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
+    b: Emitter, q: Value, k: Value, v: Value, mask: Value | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Value:  # fmt: skip
     if dropout_p > 0:
         raise Decline("random")
@@ -169,7 +201,8 @@ def _attention(
         # [S, D] -> [1, 1, S, D]; [B, S, D] -> [B, 1, S, D]
         at = [1] * lead if rank == 2 else []
         q, k, v = (
-            b.reshape(t, [*at, *([1] * (rank - t.rank)), *t.shape[:-2], *([1] if rank == 3 else []), *t.shape[-2:]]) for t in (q, k, v)
+            b.reshape(t, [*at, *([1] * (rank - t.rank)), *t.shape[:-2], *([1] if rank == 3 else []), *t.shape[-2:]])
+            for t in (q, k, v)
         )
         if mask is not None and rank == 3 and mask.rank == 3:
             mask = b.reshape(mask, [mask.shape[0], 1, *mask.shape[-2:]])
@@ -195,5 +228,3 @@ def _attention(
         causal=is_causal, safe=True, scale=factor,
     )  # fmt: skip
     return b.reshape(y, b.out[0].shape)
-
-

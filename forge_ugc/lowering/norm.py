@@ -22,7 +22,8 @@ def _common(b: Emitter, x: Value, *weights: Value | None) -> tuple[Value, list[V
 
 @lowers("layer_norm")
 def _layer_norm(
-    b: Emitter, x: Value, shape: Sequence[int], weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, cudnn: bool = True
+    b: Emitter, x: Value, shape: Sequence[int], weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5, cudnn: bool = True,
 ) -> Value:  # fmt: skip
     dtype = x.dtype
     if 0 in x.shape:
@@ -33,14 +34,18 @@ def _layer_norm(
 
 
 @lowers("native_layer_norm")
-def _native_layer_norm(b: Emitter, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float) -> Any:
+def _native_layer_norm(
+    b: Emitter, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+) -> Any:
     if b.used is None or b.used - {0}:
         raise Decline("statistics are used")
     return _layer_norm(b, x, shape, weight, bias, eps), None, None
 
 
 @lowers("rms_norm")
-def _rms_norm(b: Emitter, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None) -> Value:
+def _rms_norm(
+    b: Emitter, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+) -> Value:
     if 0 in x.shape:
         raise Decline("empty")
     dtype = x.dtype
@@ -51,7 +56,15 @@ def _rms_norm(b: Emitter, x: Value, shape: Sequence[int], weight: Value | None =
 
 
 @lowers("group_norm")
-def _group_norm(b: Emitter, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, cudnn: bool = True) -> Value:
+def _group_norm(
+    b: Emitter,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Value:
     if 0 in x.shape or x.rank < 2:
         raise Decline("empty")
     dtype = x.dtype
@@ -62,8 +75,8 @@ def _group_norm(b: Emitter, x: Value, groups: int, weight: Value | None = None, 
 
 @lowers("instance_norm")
 def _instance_norm(
-    b: Emitter, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, use_input_stats: bool,
-    momentum: float, eps: float, cudnn: bool,
+    b: Emitter, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None,
+    use_input_stats: bool, momentum: float, eps: float, cudnn: bool,
 ) -> Value:  # fmt: skip
     if not use_input_stats or mean is not None:
         raise Decline("running statistics")

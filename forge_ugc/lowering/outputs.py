@@ -93,7 +93,9 @@ def _place(captured: Captured, index: int) -> int | Slot:
     return node.target if node.kind is Kind.INPUT else captured.slots[index]
 
 
-def _alias(captured: Captured, index: int, written: dict[int, int | None], targets: set[Any], env: list[Any], symbols: Symbols) -> Alias | None:
+def _alias(
+    captured: Captured, index: int, written: dict[int, int | None], targets: set[Any], env: list[Any], symbols: Symbols
+) -> Alias | None:
     """The way back from a value through views to something that the caller owns, or None."""
     steps: list[Step] = []
     while True:

@@ -24,17 +24,25 @@ def _padded(b: Emitter, x: Value, before: Sequence[int], after: Sequence[int], v
     if not any(before) and not any(after):
         return x
     lead = x.rank - len(before)
-    amounts = [0, 0] * lead + [n for pair in zip(before, after) for n in pair]
+    amounts = [0, 0] * lead + [n for pair in zip(before, after, strict=True) for n in pair]
     shape = [s + amounts[2 * d] + amounts[2 * d + 1] for d, s in enumerate(x.shape)]
     return b.op("pad", [x], x.dtype, shape, padding=amounts, value=value)
 
 
-def _windows(b: Emitter, x: Value, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], out: Sequence[int], join: Callable[[Value, Value], Value]) -> Value:
+def _windows(
+    b: Emitter,
+    x: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    out: Sequence[int],
+    join: Callable[[Value, Value], Value],
+) -> Value:
     """Joins the elements of each window, one dimension after the other."""
     if sum(size) > _MOST_SLICES:
         raise Decline("large window")
     lead = x.rank - len(size)
-    for k, (n, s, step, count) in enumerate(zip(size, stride, dilation, out)):
+    for k, (n, s, step, count) in enumerate(zip(size, stride, dilation, out, strict=True)):
         dim = lead + k
         parts = [b.slice(x, dim, i * step, i * step + (count - 1) * s + 1, s) for i in range(n)]
         x = parts[0]
@@ -43,8 +51,17 @@ def _windows(b: Emitter, x: Value, size: Sequence[int], stride: Sequence[int], d
     return x
 
 
-@lowers("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
-def _max_pool(b: Emitter, x: Value, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
+@lowers(
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "max_pool1d_with_indices",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+)
+def _max_pool(
+    b: Emitter, x: Value, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
     indexed = b.target_name.endswith("indices")
     if indexed and (b.used is None or 1 in b.used):
         raise Decline("indices are used")
@@ -58,7 +75,7 @@ def _max_pool(b: Emitter, x: Value, size: Any, stride: Any = (), padding: Any = 
         raise Decline("rank")
     after = [
         max(0, (o - 1) * s + d * (k - 1) + 1 - p - full)
-        for o, s, d, k, p, full in zip(out, stride, dilation, size, padding, x.shape[-n:])
+        for o, s, d, k, p, full in zip(out, stride, dilation, size, padding, x.shape[-n:], strict=True)
     ]
     y = _padded(b, x, padding, after, -math.inf)
     y = _windows(b, y, size, stride, dilation, out, lambda p, q: b.binary("maximum", p, q))
@@ -67,7 +84,8 @@ def _max_pool(b: Emitter, x: Value, size: Any, stride: Any = (), padding: Any = 
 
 @lowers("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def _avg_pool(
-    b: Emitter, x: Value, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    b: Emitter, x: Value, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
     if is_integral(x.dtype) or 0 in x.shape:
@@ -79,7 +97,7 @@ def _avg_pool(
     if x.rank not in (n + 1, n + 2):
         raise Decline("rank")
     full = x.shape[-n:]
-    after = [max(0, (o - 1) * s + k - p - f) for o, s, k, p, f in zip(out, stride, size, padding, full)]
+    after = [max(0, (o - 1) * s + k - p - f) for o, s, k, p, f in zip(out, stride, size, padding, full, strict=True)]
     dtype = x.dtype
     y = _padded(b, b.opmath(x), padding, after, 0.0)
     y = _windows(b, y, size, stride, [1] * n, out, b.add)
@@ -100,14 +118,16 @@ def _avg_pool(
     return b.cast(y, dtype)
 
 
-@lowers("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+@lowers(
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
+)
 def _adaptive_avg_pool(b: Emitter, x: Value, size: Sequence[Any]) -> Value:
     n = len(size)
     full, out = x.shape[-n:], b.out[0].shape[-n:]
-    if math.prod(x.shape) == 0 or any(f % o for f, o in zip(full, out)):
+    if math.prod(x.shape) == 0 or any(f % o for f, o in zip(full, out, strict=True)):
         raise Decline("windows of several sizes")
     lead = x.rank - n
-    shape = [*x.shape[:lead], *(m for f, o in zip(full, out) for m in (o, f // o))]
+    shape = [*x.shape[:lead], *(m for f, o in zip(full, out, strict=True) for m in (o, f // o))]
     if len(shape) > 8:
         raise Decline("rank")
     return b.reduce("mean", b.reshape(x, shape), [lead + 2 * k + 1 for k in range(n)])

@@ -31,7 +31,7 @@ def _combine(higher: Any, lower: Any) -> Any:
 
 
 def result_type(*operands: Any) -> Any:
-    """Dtype that an elementwise operator computes in: tensors with dimensions count most, then 0-d ones, then numbers."""
+    """Dtype of elementwise computation: tensors with dimensions count most, then 0-d ones, then numbers."""
     dims = zero = number = None
     for x in operands:
         if isinstance(x, Value):

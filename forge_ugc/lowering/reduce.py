@@ -195,7 +195,9 @@ def _ties(b: Emitter, x: Value, stable: Any) -> None:
 
 
 @lowers("topk")
-def _topk(b: Emitter, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
+def _topk(
+    b: Emitter, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, Value]:
     _ties(b, x, False)
     if not x.shape and k != 1:
         raise Decline("0-d")

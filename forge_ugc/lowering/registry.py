@@ -1,8 +1,8 @@
 """The table of lowering rules: ATen overload -> function that emits our operators.
 
-A rule is called as `rule(b, *args, **kwargs)` with the arguments of the ATen call: tensors are `Value`s, symbolic sizes are
-ints. `b` is the `Emitter`; `b.out` holds the expected types of the results. It returns a Value (or a tuple for several
-results), or raises `Decline` when this form of the operator has to go to the host.
+A rule is called as `rule(b, *args, **kwargs)` with the arguments of the ATen call: tensors are `Value`s, symbolic sizes
+are ints. `b` is the `Emitter`; `b.out` holds the expected types of the results. It returns a Value (or a tuple of
+them), or raises `Decline` when this form of the operator has to go to the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Decline(Exception):
 
 
 def lowers(*names: str) -> Callable[[Rule], Rule]:
-    """Registers a rule for ATen overloads, named as in "add.Tensor". Names that this torch does not have are skipped."""
+    """Registers a rule for ATen overloads, named as in "add.Tensor". Names that this torch lacks are skipped."""
 
     def register(rule: Rule) -> Rule:
         for name in names:

@@ -12,21 +12,43 @@ from .emitter import Decline, Emitter, Value, result_type, wrap_dim
 from .registry import lowers
 
 
-@lowers("clone", "contiguous", "detach", "detach_", "alias", "lift", "lift_fresh", "lift_fresh_copy", "pin_memory", "requires_grad_", "resolve_conj")
+@lowers(
+    "clone",
+    "contiguous",
+    "detach",
+    "detach_",
+    "alias",
+    "lift",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "pin_memory",
+    "requires_grad_",
+    "resolve_conj",
+)
 def _same(b: Emitter, x: Value, *args: Any, **kwargs: Any) -> Value:
     return x
 
 
 @lowers(
-    "view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze",
-    "view_as", "reshape_as", "ravel", "atleast_1d", "atleast_2d", "_reshape_alias", "view_copy", "squeeze_copy", "unsqueeze_copy",
-    "squeeze_copy.dim", "squeeze_copy.dims", "_reshape_copy",
+    "view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "squeeze", "squeeze.dim",
+    "squeeze.dims", "unsqueeze", "view_as", "reshape_as", "ravel", "atleast_1d", "atleast_2d", "_reshape_alias",
+    "view_copy", "squeeze_copy", "unsqueeze_copy", "squeeze_copy.dim", "squeeze_copy.dims", "_reshape_copy",
 )  # fmt: skip
 def _reshape(b: Emitter, x: Value, *args: Any, **kwargs: Any) -> Value:
     return b.reshape(x, b.out[0].shape)
 
 
-@lowers("to.dtype", "to.dtype_layout", "to.device", "to.other", "_to_copy", "type_as", "to.prim_dtype", "_autocast_to_full_precision", "_autocast_to_reduced_precision")
+@lowers(
+    "to.dtype",
+    "to.dtype_layout",
+    "to.device",
+    "to.other",
+    "_to_copy",
+    "type_as",
+    "to.prim_dtype",
+    "_autocast_to_full_precision",
+    "_autocast_to_reduced_precision",
+)
 def _to(b: Emitter, x: Value, *args: Any, **kwargs: Any) -> Value:
     return b.cast(x, b.out[0].dtype)
 
@@ -68,7 +90,7 @@ def _movedim(b: Emitter, x: Value, source: Any, destination: Any) -> Value:
     src = [wrap_dim(d, x.rank) for d in ([source] if isinstance(source, int) else source)]
     dst = [wrap_dim(d, x.rank) for d in ([destination] if isinstance(destination, int) else destination)]
     rest = iter(d for d in range(x.rank) if d not in src)
-    where = dict(zip(dst, src))
+    where = dict(zip(dst, src, strict=True))
     return b.permute(x, [where[d] if d in where else next(rest) for d in range(x.rank)])
 
 
@@ -78,7 +100,9 @@ def _select(b: Emitter, x: Value, dim: int, index: int) -> Value:
 
 
 @lowers("slice.Tensor", "slice_copy.Tensor")
-def _slice(b: Emitter, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
+def _slice(
+    b: Emitter, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
     return b.slice(x, dim, start, end, step)
 
 
@@ -102,7 +126,15 @@ def _pieces(b: Emitter, x: Value, dim: int) -> tuple[Value, ...]:
     return tuple(out)
 
 
-@lowers("split.Tensor", "split.sizes", "split_with_sizes", "chunk", "unsafe_split.Tensor", "unsafe_split_with_sizes", "unsafe_chunk")
+@lowers(
+    "split.Tensor",
+    "split.sizes",
+    "split_with_sizes",
+    "chunk",
+    "unsafe_split.Tensor",
+    "unsafe_split_with_sizes",
+    "unsafe_chunk",
+)
 def _split(b: Emitter, x: Value, size: Any, dim: int = 0) -> tuple[Value, ...]:
     return _pieces(b, x, dim)
 
@@ -139,7 +171,9 @@ def _unfold(b: Emitter, x: Value, dim: int, size: int, step: int) -> Value:
     dim = wrap_dim(dim, x.rank)
     count = b.out[0].shape[dim]
     index = (torch.arange(count)[:, None] * step + torch.arange(size)).reshape(-1)
-    picked = b.op("index_select", [x, b.literal(index)], x.dtype, [*x.shape[:dim], count * size, *x.shape[dim + 1 :]], dim=dim)
+    picked = b.op(
+        "index_select", [x, b.literal(index)], x.dtype, [*x.shape[:dim], count * size, *x.shape[dim + 1 :]], dim=dim
+    )
     split = b.reshape(picked, [*x.shape[:dim], count, size, *x.shape[dim + 1 :]])
     dims = [d for d in range(split.rank) if d != dim + 1]
     return b.permute(split, [*dims, dim + 1])
@@ -191,7 +225,7 @@ def _hstack(b: Emitter, parts: Sequence[Value]) -> Value:
         return b.cat([b.reshape(p, (p.shape[0] if p.rank else 1, 1)) if p.rank < 2 else p for p in parts], 1)
     if name == "dstack":
         shapes = [((1, 1, 1), (1, *p.shape, 1), (*p.shape, 1))[p.rank] if p.rank < 3 else p.shape for p in parts]
-        return b.cat([b.reshape(p, s) for p, s in zip(parts, shapes)], 2)
+        return b.cat([b.reshape(p, s) for p, s in zip(parts, shapes, strict=True)], 2)
     return b.cat([b.reshape(p, (1, *(p.shape or (1,)))) if p.rank < 2 else p for p in parts], 0)
 
 
@@ -204,17 +238,19 @@ def _repeat(b: Emitter, x: Value, repeats: Sequence[int]) -> Value:
         raise Decline("rank")
     before: list[int] = []
     after: list[int] = []
-    for size, times in zip(shape, repeats):
+    for size, times in zip(shape, repeats, strict=True):
         if times != 1:
             before.append(1)
             after.append(times)
         before.append(size)
         after.append(size)
-    return b.reshape(b.expand(b.reshape(x, before), after), [s * r for s, r in zip(shape, repeats)])
+    return b.reshape(b.expand(b.reshape(x, before), after), [s * r for s, r in zip(shape, repeats, strict=True)])
 
 
 @lowers("repeat_interleave.self_int")
-def _repeat_interleave(b: Emitter, x: Value, repeats: int, dim: int | None = None, output_size: int | None = None) -> Value:
+def _repeat_interleave(
+    b: Emitter, x: Value, repeats: int, dim: int | None = None, output_size: int | None = None
+) -> Value:
     if dim is None:
         x, dim = b.reshape(x, [math.prod(x.shape)]), 0
     elif not x.rank:
@@ -228,12 +264,12 @@ def _repeat_interleave(b: Emitter, x: Value, repeats: int, dim: int | None = Non
 @lowers("meshgrid", "meshgrid.indexing", "broadcast_tensors")
 def _meshgrid(b: Emitter, parts: Sequence[Value], indexing: str = "ij") -> tuple[Value, ...]:
     if b.target_name == "broadcast_tensors":
-        return tuple(b.expand(p, meta.shape) for p, meta in zip(parts, b.out))
+        return tuple(b.expand(p, meta.shape) for p, meta in zip(parts, b.out, strict=True))
     axes = list(range(len(parts)))
     if indexing == "xy" and len(parts) >= 2:
         axes[:2] = [1, 0]
     out = []
-    for part, axis, meta in zip(parts, axes, b.out):
+    for part, axis, meta in zip(parts, axes, b.out, strict=True):
         size = part.shape[0] if part.rank else 1
         out.append(b.expand(b.reshape(part, [size if d == axis else 1 for d in range(len(parts))]), meta.shape))
     return tuple(out)
@@ -253,7 +289,7 @@ def _roll(b: Emitter, x: Value, shifts: Sequence[int], dims: Sequence[int] = ())
     shape = x.shape
     if not dims:
         x, dims = b.reshape(x, [math.prod(shape)]), [0]
-    for shift, dim in zip(shifts, dims):
+    for shift, dim in zip(shifts, dims, strict=True):
         dim = wrap_dim(dim, x.rank)
         size = x.shape[dim]
         cut = (size - shift) % size if size else 0
@@ -277,12 +313,19 @@ def _pad(b: Emitter, x: Value, pad: Sequence[int], mode: Any = None, value: Any 
     amounts = [(max(0, p), max(0, q)) for p, q in amounts]
     if not any(map(any, amounts)):
         return x
-    shape = [s + p + q for s, (p, q) in zip(x.shape, amounts)]
+    shape = [s + p + q for s, (p, q) in zip(x.shape, amounts, strict=True)]
     flat = [n for pair in amounts for n in pair]
     return b.op("pad", [x], x.dtype, shape, padding=flat, value=b.scalar(value or 0, x.dtype))
 
 
-@lowers("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d")
+@lowers(
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "replication_pad1d",
+    "replication_pad2d",
+    "replication_pad3d",
+)
 def _pad_by_name(b: Emitter, x: Value, pad: Sequence[int]) -> Value:
     amounts = [(0, 0)] * (x.rank - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
     return _pad_index(b, x, amounts, "reflect" if b.target_name.startswith("reflection") else "replicate")
@@ -341,7 +384,9 @@ def _tril(b: Emitter, x: Value, diagonal: int = 0) -> Value:
 
 
 @lowers("diff")
-def _diff(b: Emitter, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None) -> Value:
+def _diff(
+    b: Emitter, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None
+) -> Value:
     parts = [p for p in (prepend, x, append) if p is not None]
     dtype = b.out[0].dtype
     if len(parts) > 1:
