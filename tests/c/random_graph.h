@@ -46,6 +46,16 @@ static inline Code random_graph(Context *ctx, Arena *arena, Random *r, const Ran
         node_attr_mut(graph_node(g, id), ATTR_index)->i = i;
         g->inputs[g->n_inputs++] = graph_node(g, id)->first_result;
     }
+    for (uint32_t i = 0; i < 2; i++) { /* one of them turned */
+        int64_t shape[2] = {sizes[random_below(r, 7)], sizes[random_below(r, 7)]};
+        int64_t strides[2] = {i ? 1 : shape[1], i ? shape[0] : 1};
+        Constant c = {.kind = (ConstantKind)i, .name = i ? "odd \"name\" {#}" : "h.0.weight", .dtype = DTYPE_F32,
+                      .rank = 2, .shape = shape, .strides = strides, .bytes = 4 * shape[0] * shape[1]};
+        uint32_t index;
+        TRY(graph_add_constant(ctx, g, &c, &index));
+        TRY(random_node(ctx, g, r, OP_constant, NULL, 0, DTYPE_F32, 2, shape, 1, &id));
+        node_attr_mut(graph_node(g, id), ATTR_index)->i = index;
+    }
     for (uint32_t i = 0; i < o->nodes; i++) {
         uint32_t reach = o->reach < g->n_values ? o->reach : g->n_values;
         ValueId a = g->n_values - 1 - random_below(r, reach), b = g->n_values - 1 - random_below(r, reach);
