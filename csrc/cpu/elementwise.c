@@ -15,7 +15,8 @@ Code ew_fail(Context *ctx, EwFault fault) {
     return fail(ctx, CODE_INTERNAL, "Integers to negative integer powers are not allowed.");
 }
 
-/* --- preparing ----------------------------------------------------------------------------------------------------- */
+/* --- preparing -----------------------------------------------------------------------------------------------------
+ */
 static bool is_half(DType t) { return t == DTYPE_F16 || t == DTYPE_BF16; }
 static DType compute_type(DType t) { return is_half(t) ? DTYPE_F32 : t; }
 
@@ -24,11 +25,11 @@ typedef struct Builder {
     EwProgram *p;
     bool avx2;
     bool accumulator;
-    const DType *input_types;          /* as the graph sees them */
-    uint8_t bytes[EW_MAX_MICRO];       /* of an element of the register */
-    EwRef inputs[PROGRAM_MAX_INPUTS];  /* in compute type; EW_NONE before the first use */
+    const DType *input_types;         /* as the graph sees them */
+    uint8_t bytes[EW_MAX_MICRO];      /* of an element of the register */
+    EwRef inputs[PROGRAM_MAX_INPUTS]; /* in compute type; EW_NONE before the first use */
     EwRef steps[PROGRAM_MAX_STEPS];
-    DType types[PROGRAM_MAX_STEPS];    /* of steps, as the graph sees them */
+    DType types[PROGRAM_MAX_STEPS]; /* of steps, as the graph sees them */
 } Builder;
 
 static const EwRef NO_REF = {EW_NONE, 0};
@@ -86,11 +87,10 @@ static EwRef input_ref(Builder *b, uint32_t k) {
 }
 
 static DType source_type(const Builder *b, int32_t src) { return src >= 0 ? b->input_types[src] : b->types[-src - 1]; }
-static EwRef source_ref(Builder *b, int32_t src) {
-    return src >= 0 ? input_ref(b, (uint32_t)src) : b->steps[-src - 1];
-}
+static EwRef source_ref(Builder *b, int32_t src) { return src >= 0 ? input_ref(b, (uint32_t)src) : b->steps[-src - 1]; }
 
-/* Scalars of half operands: products and quotients use them unrounded (eager's opmath), the rest in the tensor's type. */
+/* Scalars of half operands: products and quotients use them unrounded (eager's opmath), the rest in the tensor's type.
+ */
 static Scalar half_scalar(const Step *step, DType type, Scalar s) {
     bool opmath = step->op == OP_mul || step->op == OP_div || step->op == OP_div_floor || step->op == OP_div_trunc;
     if (!is_half(type) || s.kind == SCALAR_NONE || (opmath && !step->flag)) return s;
@@ -108,9 +108,12 @@ static Scalar bound(DType type, Scalar s, bool high) {
     Scalar r = {.kind = SCALAR_INT, .i = high ? most : least};
     if (s.kind == SCALAR_NONE) return r;
     if (s.kind == SCALAR_INT) return (Scalar){.kind = SCALAR_INT, .i = s.i < least ? least : s.i > most ? most : s.i};
-    if (s.f >= (double)least && s.f <= (double)most && s.f < 0x1p63) r.i = (int64_t)s.f;
-    else if (s.f < 0) r.i = least;
-    else r.i = most;
+    if (s.f >= (double)least && s.f <= (double)most && s.f < 0x1p63)
+        r.i = (int64_t)s.f;
+    else if (s.f < 0)
+        r.i = least;
+    else
+        r.i = most;
     return r;
 }
 
@@ -157,8 +160,18 @@ general:
 /* Operators whose result is one of the operands or exact in half precision: no rounding needed after them. */
 static bool keeps_half(Op op) {
     switch (op) {
-    case OP_neg: case OP_abs: case OP_sign: case OP_floor: case OP_ceil: case OP_round: case OP_trunc: case OP_relu:
-    case OP_minimum: case OP_maximum: case OP_where: case OP_clamp: return true;
+    case OP_neg:
+    case OP_abs:
+    case OP_sign:
+    case OP_floor:
+    case OP_ceil:
+    case OP_round:
+    case OP_trunc:
+    case OP_relu:
+    case OP_minimum:
+    case OP_maximum:
+    case OP_where:
+    case OP_clamp: return true;
     default: return false;
     }
 }
@@ -215,8 +228,8 @@ rounded:
     return CODE_OK;
 }
 
-/* Virtual registers to slots: a linear scan over the micro-steps. A result may take the slot of an operand that ends there
- * if both have one element size (functions read element i before they write it). */
+/* Virtual registers to slots: a linear scan over the micro-steps. A result may take the slot of an operand that ends
+ * there if both have one element size (functions read element i before they write it). */
 static void assign_slots(Builder *b) {
     EwProgram *p = b->p;
     int last_use[EW_MAX_MICRO];
@@ -256,7 +269,8 @@ Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_t n_words
                 size_t n_inputs, bool accumulator) {
     size_t n_steps = n_words / STEP_WORDS;
     if (n_steps > PROGRAM_MAX_STEPS || n_inputs > PROGRAM_MAX_INPUTS)
-        return fail(ctx, CODE_INVALID, "elementwise program of %zu steps over %zu inputs is too large", n_steps, n_inputs);
+        return fail(ctx, CODE_INVALID, "elementwise program of %zu steps over %zu inputs is too large", n_steps,
+                    n_inputs);
     Builder b = {.p = p, .avx2 = cpu_has_avx2(), .accumulator = accumulator, .input_types = input_types};
     p->n_micro = p->n_slots = p->n_immediates = 0;
     p->n_inputs = (uint32_t)n_inputs;
@@ -270,7 +284,8 @@ Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_t n_words
     }
     for (size_t i = 0; i < n_steps; i++) {
         Step step;
-        if (!step_decode(words + i * STEP_WORDS, &step)) return fail(ctx, CODE_INVALID, "malformed elementwise step %zu", i);
+        if (!step_decode(words + i * STEP_WORDS, &step))
+            return fail(ctx, CODE_INVALID, "malformed elementwise step %zu", i);
         TRY(emit_step(ctx, &b, &step, i + 1 == n_steps, &result));
         b.steps[i] = result;
         b.types[i] = p->result = step.dtype;
@@ -280,9 +295,11 @@ Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_t n_words
     return CODE_OK;
 }
 
-/* --- running -------------------------------------------------------------------------------------------------------- */
+/* --- running --------------------------------------------------------------------------------------------------------
+ */
 /* One piece; a slot is `slot_size` bytes. */
-static EwFault run_piece(const EwProgram *p, void *dst, const EwSrc *inputs, unsigned char *slots, size_t slot_size, int64_t n) {
+static EwFault run_piece(const EwProgram *p, void *dst, const EwSrc *inputs, unsigned char *slots, size_t slot_size,
+                         int64_t n) {
     for (uint32_t i = 0; i < p->n_micro; i++) {
         const EwMicro *micro = &p->micro[i];
         EwSrc src[3] = {{0}};
@@ -298,7 +315,8 @@ static EwFault run_piece(const EwProgram *p, void *dst, const EwSrc *inputs, uns
     return EW_OK;
 }
 
-/* Elements a piece, so that `slots` of `bytes` an element fit the buffer; a multiple of 16 keeps slots 64-byte aligned. */
+/* Elements a piece, so that `slots` of `bytes` an element fit the buffer; a multiple of 16 keeps slots 64-byte aligned.
+ */
 static int64_t piece_size(uint32_t slots, size_t bytes) {
     int64_t n = slots ? (int64_t)(EW_BUFFER / (slots * bytes)) & ~(int64_t)15 : EW_CHUNK;
     return n > EW_CHUNK ? EW_CHUNK : n;
@@ -312,7 +330,8 @@ EwFault ew_row(const EwProgram *p, void *dst, const EwSrc *inputs, int64_t n) {
     memcpy(at, inputs, p->n_inputs * sizeof *at);
     for (int64_t done = 0; done < n; done += piece) {
         int64_t count = n - done < piece ? n - done : piece;
-        EwFault fault = run_piece(p, (char *)dst + (size_t)done * width, at, buffer, (size_t)piece * p->slot_bytes, count);
+        EwFault fault =
+            run_piece(p, (char *)dst + (size_t)done * width, at, buffer, (size_t)piece * p->slot_bytes, count);
         if (fault != EW_OK) return fault;
         for (uint32_t k = 0; k < p->n_inputs; k++)
             if (at[k].stride) at[k].data = (const char *)at[k].data + (size_t)count * dtype_size(p->input[k]);
@@ -322,8 +341,8 @@ EwFault ew_row(const EwProgram *p, void *dst, const EwSrc *inputs, int64_t n) {
 
 enum { MIN_ROW = 64, PART = 8192, MAX_OPERANDS = PROGRAM_MAX_INPUTS + 1 };
 
-/* The iteration space of a run: the result's dimensions in its memory order, size-1 dimensions dropped and neighbours merged
- * where every operand allows it. Operand n_in is the result. */
+/* The iteration space of a run: the result's dimensions in its memory order, size-1 dimensions dropped and neighbours
+ * merged where every operand allows it. Operand n_in is the result. */
 typedef struct Walk {
     const EwProgram *p;
     uint32_t n_in;
@@ -334,7 +353,7 @@ typedef struct Walk {
     size_t size[MAX_OPERANDS];
     bool linear[MAX_OPERANDS]; /* walks memory one by one over the whole space */
     bool scalar[MAX_OPERANDS];
-    bool by_rows;              /* pieces do not cross rows */
+    bool by_rows; /* pieces do not cross rows */
     int64_t count, piece;
     size_t slot_bytes;
     atomic_int fault;
@@ -362,8 +381,10 @@ static void make_walk(Walk *s, const Tensor *in, const Tensor *out) {
             stride[k] = d < 0 || t->shape[d] == 1 ? 0 : t->strides[d];
             if (merge && s->strides[k][s->rank - 1] != stride[k] * size) merge = false;
         }
-        if (!merge) s->shape[s->rank++] = size;
-        else s->shape[s->rank - 1] *= size;
+        if (!merge)
+            s->shape[s->rank++] = size;
+        else
+            s->shape[s->rank - 1] *= size;
         for (uint32_t k = 0; k < n; k++) s->strides[k][s->rank - 1] = stride[k];
     }
     if (s->rank == 0) {
@@ -454,15 +475,18 @@ static void run_part(void *arg, int64_t part, int thread) {
                 data = (char *)buffer + slot++ * slot_size;
                 if (k < s->n_in) move_operand(s, k, index, n, data, true);
             }
-            if (k < s->n_in) src[k] = (EwSrc){data, stride};
-            else dst = data;
+            if (k < s->n_in)
+                src[k] = (EwSrc){data, stride};
+            else
+                dst = data;
         }
         EwFault fault = run_piece(p, dst, src, buffer, slot_size, n);
         if (fault != EW_OK) {
             atomic_store(&s->fault, (int)fault);
             return;
         }
-        if (slot > p->n_slots && dst == (char *)buffer + (slot - 1) * slot_size) move_operand(s, s->n_in, index, n, dst, false);
+        if (slot > p->n_slots && dst == (char *)buffer + (slot - 1) * slot_size)
+            move_operand(s, s->n_in, index, n, dst, false);
         index[last] += n;
         for (int d = last; d > 0 && index[d] >= s->shape[d]; d--) {
             index[d - 1] += index[d] / s->shape[d];
@@ -492,7 +516,8 @@ Code elementwise_kernel(KernelCall *call) {
     DType types[PROGRAM_MAX_INPUTS];
     int32_t srcs[3] = {0, 1, 2};
     EwProgram p;
-    if (call->n_in > PROGRAM_MAX_INPUTS) return fail(call->ctx, CODE_INVALID, "elementwise over %u operands", call->n_in);
+    if (call->n_in > PROGRAM_MAX_INPUTS)
+        return fail(call->ctx, CODE_INVALID, "elementwise over %u operands", call->n_in);
     for (uint32_t k = 0; k < call->n_in; k++) types[k] = call->in[k].dtype;
     if (call->node->op == OP_elementwise) {
         const Attr *program = node_attr(call->node, ATTR_program);

@@ -1,8 +1,10 @@
-/* The elementwise engine: runs programs (graph/program.h) over strided tensors, and over rows as the epilogue of a GEMM.
+/* The elementwise engine: runs programs (graph/program.h) over strided tensors, and over rows as the epilogue of a
+ * GEMM.
  *
  * A program is prepared once a run into micro-steps over vectors of at most EW_CHUNK elements that stay in L1: typed
- * functions from the tables below, operands either contiguous or one broadcast element. f16 and bf16 live as f32 between
- * micro-steps and are rounded after each step. What an element becomes depends on its operands alone, never on its place. */
+ * functions from the tables below, operands either contiguous or one broadcast element. f16 and bf16 live as f32
+ * between micro-steps and are rounded after each step. What an element becomes depends on its operands alone, never on
+ * its place. */
 #ifndef FORGE_CPU_ELEMENTWISE_H
 #define FORGE_CPU_ELEMENTWISE_H
 
@@ -62,13 +64,13 @@ MUST_USE Code ew_run(Context *ctx, Pool *pool, const EwProgram *p, const Tensor 
 /* Kernel of every ELEMENTWISE operator. */
 Code elementwise_kernel(KernelCall *call);
 
-/* --- function tables; NULL where the operator does not exist for the type ------------------------------------------------ */
-EwFn ew_unary(Op op, DType operand, bool approximate);   /* approximate: of gelu. Result: same type, or bool for tests */
-EwFn ew_binary(Op op, DType operand);                    /* src 0 and 1; f16, bf16: on f32, where eager rounds within */
-EwFn ew_where(size_t element_size);                      /* src 0 bool, 1, 2 */
-EwFn ew_clamp(DType type);                               /* src 0, low, high */
+/* --- function tables; NULL where the operator does not exist for the type ----------------------------------------- */
+EwFn ew_unary(Op op, DType operand, bool approximate); /* approximate: of gelu. Result: same type, or bool for tests */
+EwFn ew_binary(Op op, DType operand);                  /* src 0 and 1; f16, bf16: on f32, where eager rounds within */
+EwFn ew_where(size_t element_size);                    /* src 0 bool, 1, 2 */
+EwFn ew_clamp(DType type);                             /* src 0, low, high */
 EwFn ew_cast(DType from, DType to);
-EwFn ew_round(DType half);                               /* f32 to the nearest f16 or bf16, still as f32 */
+EwFn ew_round(DType half); /* f32 to the nearest f16 or bf16, still as f32 */
 
 /* AVX2 forms for f32 (vector_avx2.c); NULL where there is none. Call only if cpu_has_avx2(). */
 EwFn avx2_unary(Op op, bool approximate);

@@ -30,9 +30,12 @@
         const T *a = src[0].data, *b = src[1].data;                                                                    \
         const int64_t sa = src[0].stride, sb = src[1].stride;                                                          \
         R *d = dst;                                                                                                    \
-        if (sa == 1 && sb == 1) EACH(i, i, i, W, R, __VA_ARGS__)                                                       \
-        else if (sa == 1) EACH(i, i, 0, W, R, __VA_ARGS__)                                                             \
-        else EACH(i, 0, i * sb, W, R, __VA_ARGS__)                                                                     \
+        if (sa == 1 && sb == 1)                                                                                        \
+            EACH(i, i, i, W, R, __VA_ARGS__)                                                                           \
+        else if (sa == 1)                                                                                              \
+            EACH(i, i, 0, W, R, __VA_ARGS__)                                                                           \
+        else                                                                                                           \
+            EACH(i, 0, i * sb, W, R, __VA_ARGS__)                                                                      \
         return EW_OK;                                                                                                  \
     }
 
@@ -54,6 +57,7 @@
 #define TO_F16(x) f16_to_f32(f32_to_f16(x))
 #define TO_BF16(x) bf16_to_f32(f32_to_bf16(x))
 
+/* clang-format off */
 #define FLOAT_FUNCTIONS(F, S, T)                                                                                       \
     F(add, S, T, r = x + y)                                                                                            \
     F(sub, S, T, r = x - y)                                                                                            \
@@ -110,6 +114,8 @@
     F(logical_or, S, T, r = x != 0 || y != 0)                                                                          \
     F(logical_xor, S, T, r = (x != 0) != (y != 0))
 
+/* clang-format on */
+
 static uint64_t integer_power(int64_t base, int64_t exponent) {
     if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent % 2 ? UINT64_MAX : 1) : 0;
     uint64_t result = 1, b = (uint64_t)base;
@@ -138,21 +144,23 @@ TESTS(TEST, BOOL, uint8_t)
 INTEGER_TYPES(X)
 #undef X
 
+/* clang-format off */
 static const EwFn TABLE[OP_COUNT][DTYPE_COUNT] = {
 #define X(S, T) INTEGER_FUNCTIONS(ENTRY, S, T) TESTS(ENTRY, S, T)
     FLOAT_FUNCTIONS(ENTRY, F32, float)
     FLOAT_FUNCTIONS(ENTRY, F64, double)
     TESTS(ENTRY, F32, float)
     TESTS(ENTRY, F64, double)
-    [OP_div_floor][DTYPE_F16] = div_floor_F16,
-    [OP_div_floor][DTYPE_BF16] = div_floor_BF16,
-    [OP_div_trunc][DTYPE_F16] = div_trunc_F16,
-    [OP_div_trunc][DTYPE_BF16] = div_trunc_BF16,
     BOOL_FUNCTIONS(ENTRY, BOOL, uint8_t)
     TESTS(ENTRY, BOOL, uint8_t)
     INTEGER_TYPES(X)
 #undef X
+    [OP_div_floor][DTYPE_F16] = div_floor_F16,
+    [OP_div_floor][DTYPE_BF16] = div_floor_BF16,
+    [OP_div_trunc][DTYPE_F16] = div_trunc_F16,
+    [OP_div_trunc][DTYPE_BF16] = div_trunc_BF16,
 };
+/* clang-format on */
 
 EwFn ew_binary(Op op, DType operand) { return TABLE[op][operand]; }
 

@@ -14,6 +14,7 @@ static int32_t float_to_i32(double x) { return x > -2147483649.0 && x < 21474836
 #define VIA_I32(x) float_to_i32(x)
 #define VIA_I64(x) float_to_i64(x)
 
+/* clang-format off */
 /* C(from suffix, from type, to suffix, to type, how) */
 #define FROM_INTEGER(C, S, T)                                                                                          \
     C(S, T, BOOL, uint8_t, TRUTH) C(S, T, U8, uint8_t, KEEP) C(S, T, I8, int8_t, KEEP) C(S, T, I16, int16_t, KEEP)     \
@@ -28,6 +29,7 @@ static int32_t float_to_i32(double x) { return x > -2147483649.0 && x < 21474836
     FROM_FLOAT(C, F32, float) FROM_FLOAT(C, F64, double)                                                               \
     C(F16, uint16_t, F32, float, f16_to_f32) C(BF16, uint16_t, F32, float, bf16_to_f32)                                \
     C(F32, float, F16, uint16_t, f32_to_f16) C(F32, float, BF16, uint16_t, f32_to_bf16)
+/* clang-format on */
 
 #define CAST(FS, FT, TS, TT, HOW)                                                                                      \
     static EwFault FS##_to_##TS(void *dst, const EwSrc *src, int64_t n) {                                              \

@@ -28,6 +28,7 @@
         return EW_OK;                                                                                                  \
     }
 
+/* clang-format off */
 /* F(op, expression of x): names from tgmath.h pick the function of x's type. T is the element type. */
 #define FLOAT_FUNCTIONS(F, S, T)                                                                                       \
     F(neg, S, T, -x)                                                                                                   \
@@ -83,11 +84,13 @@
 #define FLOAT_TESTS(F, S, T)                                                                                           \
     F(logical_not, S, T, x == 0)                                                                                       \
     F(isnan, S, T, x != x)                                                                                             \
-    F(isinf, S, T, x == (T)INFINITY || x == (T)-INFINITY)
+    F(isinf, S, T, x == (T)INFINITY || x == -(T)INFINITY)
 #define INTEGER_TESTS(F, S, T)                                                                                         \
     F(logical_not, S, T, x == 0)                                                                                       \
     F(isnan, S, T, (void)x, 0)                                                                                         \
     F(isinf, S, T, (void)x, 0)
+
+/* clang-format on */
 
 #define FUNCTION(op, S, T, ...) LOOP(op##_##S, WIDE_##S, T, T, (__VA_ARGS__))
 #define TEST(op, S, T, ...) LOOP(op##_##S, WIDE_##S, T, uint8_t, (__VA_ARGS__))
@@ -105,11 +108,11 @@ INTEGER_TYPES(X)
 #undef X
 
 #define GELU_TANH(S, T)                                                                                                \
-    FUNCTION(gelu_tanh, S, T,                                                                                          \
-             (T)0.5 * x * (1 + tanh((T)0.79788456080286535588 * (x + (T)0.044715 * (x * x * x)))))
+    FUNCTION(gelu_tanh, S, T, (T)0.5 * x * (1 + tanh((T)0.79788456080286535588 * (x + (T)0.044715 * (x * x * x)))))
 GELU_TANH(F32, float)
 GELU_TANH(F64, double)
 
+/* clang-format off */
 static const EwFn TABLE[OP_COUNT][DTYPE_COUNT] = {
 #define ENTRY(op, S, T, ...) [OP_##op][DTYPE_##S] = op##_##S,
 #define X(S, T) INTEGER_FUNCTIONS(ENTRY, S, T) INTEGER_TESTS(ENTRY, S, T)
@@ -123,9 +126,11 @@ static const EwFn TABLE[OP_COUNT][DTYPE_COUNT] = {
 #undef X
 #undef ENTRY
 };
+/* clang-format on */
 
 EwFn ew_unary(Op op, DType operand, bool approximate) {
-    if (op == OP_gelu && approximate) return operand == DTYPE_F32 ? gelu_tanh_F32 : operand == DTYPE_F64 ? gelu_tanh_F64 : NULL;
+    if (op == OP_gelu && approximate)
+        return operand == DTYPE_F32 ? gelu_tanh_F32 : operand == DTYPE_F64 ? gelu_tanh_F64 : NULL;
     return TABLE[op][operand];
 }
 
@@ -150,8 +155,9 @@ EwFn ew_clamp(DType type) {
     switch (type) {
     case DTYPE_F32: return clamp_F32;
     case DTYPE_F64: return clamp_F64;
-#define X(S, T) case DTYPE_##S: return clamp_##S;
-    INTEGER_TYPES(X)
+#define X(S, T)                                                                                                        \
+    case DTYPE_##S: return clamp_##S;
+        INTEGER_TYPES(X)
 #undef X
     default: return NULL;
     }

@@ -47,8 +47,8 @@ static void *aligned(size_t bytes) {
     return posix_memalign(&memory, 64, bytes ? bytes : 1) ? NULL : memory;
 }
 
-static Code run_kernel(Context *ctx, const Kernel *kernel, const Graph *g, const Node *node, Tensor *in, size_t n_in, Tensor *out,
-                       size_t n_out, void **copies) {
+static Code run_kernel(Context *ctx, const Kernel *kernel, const Graph *g, const Node *node, Tensor *in, size_t n_in,
+                       Tensor *out, size_t n_out, void **copies) {
     for (size_t k = 0; k < n_in; k++) {
         uint32_t wants = kernel->traits.contiguous | kernel->traits.unit_inner;
         if (!in[k].data || k >= 32 || !(wants >> k & 1) || tensor_is_contiguous(&in[k])) continue;
@@ -62,11 +62,18 @@ static Code run_kernel(Context *ctx, const Kernel *kernel, const Graph *g, const
     int64_t bytes = kernel->scratch ? kernel->scratch(g, node, 1) : 0;
     void *scratch = copies[n_in] = aligned((size_t)bytes);
     if (!scratch) return fail(ctx, CODE_NO_MEMORY, "out of memory while folding %s", op_info(node->op)->name);
-    KernelCall call = {.ctx = ctx, .node = node, .in = in, .out = out, .n_in = (uint32_t)n_in, .n_out = (uint32_t)n_out, .scratch = scratch};
+    KernelCall call = {.ctx = ctx,
+                       .node = node,
+                       .in = in,
+                       .out = out,
+                       .n_in = (uint32_t)n_in,
+                       .n_out = (uint32_t)n_out,
+                       .scratch = scratch};
     return kernel->run(&call);
 }
 
-Code cpu_eval(Context *ctx, const Graph *g, NodeId id, const Tensor *in, size_t n_in, Tensor *out, size_t n_out, void *user) {
+Code cpu_eval(Context *ctx, const Graph *g, NodeId id, const Tensor *in, size_t n_in, Tensor *out, size_t n_out,
+              void *user) {
     (void)user;
     const Node *node = graph_node(g, id);
     const Kernel *kernel = cpu_kernel(node->op);
@@ -85,5 +92,6 @@ Code cpu_eval(Context *ctx, const Graph *g, NodeId id, const Tensor *in, size_t 
     free(copies);
     free(operands);
     if (code == CODE_OK) return CODE_OK;
-    return code == CODE_NO_MEMORY ? fail(ctx, CODE_NO_MEMORY, "out of memory while folding %s", op_info(node->op)->name) : CODE_UNSUPPORTED;
+    return code == CODE_NO_MEMORY ? fail(ctx, CODE_NO_MEMORY, "out of memory while folding %s", op_info(node->op)->name)
+                                  : CODE_UNSUPPORTED;
 }

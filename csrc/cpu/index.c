@@ -1,8 +1,8 @@
 /* Indexing along whole dimensions: embedding, index_select, index, index_put, index_copy, index_add.
  *
- * All are one loop: the index tensors, broadcast together, name positions of the "far" tensor; at each position a block (the
- * dimensions that are not indexed) goes between it and the "near" tensor, in which the index shape stands instead. An index is
- * checked where it is used, so that memory which changes under us cannot lead outside. */
+ * All are one loop: the index tensors, broadcast together, name positions of the "far" tensor; at each position a block
+ * (the dimensions that are not indexed) goes between it and the "near" tensor, in which the index shape stands instead.
+ * An index is checked where it is used, so that memory which changes under us cannot lead outside. */
 #include "cpu/index.h"
 
 #include <stdatomic.h>
@@ -45,9 +45,12 @@ static void move_row(const Indexing *x, int64_t near, int64_t far) {
     int last = x->block_rank - 1;
     char *n = x->near + near * (int64_t)x->size, *f = x->far + far * (int64_t)x->size;
     int64_t count = x->block_shape[last], ns = x->block_near[last], fs = x->block_far[last];
-    if (x->move == MOVE_TO_NEAR) copy_row(n, ns, f, fs, count, x->size);
-    else if (x->move == MOVE_TO_FAR) copy_row(f, fs, n, ns, count, x->size);
-    else x->add(f, fs, n, ns, count);
+    if (x->move == MOVE_TO_NEAR)
+        copy_row(n, ns, f, fs, count, x->size);
+    else if (x->move == MOVE_TO_FAR)
+        copy_row(f, fs, n, ns, count, x->size);
+    else
+        x->add(f, fs, n, ns, count);
 }
 
 static void move_block(const Indexing *x, int64_t near, int64_t far) {
@@ -94,13 +97,21 @@ static void index_part(void *arg, int64_t part, int thread) {
     }
 }
 
-/* `indices[k]` walks dimension `dims[k]` of far. The index shape starts at dimension `place` of near, the other dimensions of
- * far stand around it in their order. `near` broadcasts to that shape. */
-static Code run_indexing(KernelCall *call, Move move, bool wrap, const Tensor *near, const Tensor *far, const Tensor *indices,
-                         const int *dims, int n_indices, int place) {
-    Indexing x = {.n_indices = n_indices, .near = near->data, .far = far->data, .size = dtype_size(far->dtype), .move = move,
-                  .wrap = wrap, .add = add_row(far->dtype), .positions = 1};
-    if (move == ADD_TO_FAR && !x.add) return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(call->node->op)->name, dtype_name(far->dtype));
+/* `indices[k]` walks dimension `dims[k]` of far. The index shape starts at dimension `place` of near, the other
+ * dimensions of far stand around it in their order. `near` broadcasts to that shape. */
+static Code run_indexing(KernelCall *call, Move move, bool wrap, const Tensor *near, const Tensor *far,
+                         const Tensor *indices, const int *dims, int n_indices, int place) {
+    Indexing x = {.n_indices = n_indices,
+                  .near = near->data,
+                  .far = far->data,
+                  .size = dtype_size(far->dtype),
+                  .move = move,
+                  .wrap = wrap,
+                  .add = add_row(far->dtype),
+                  .positions = 1};
+    if (move == ADD_TO_FAR && !x.add)
+        return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(call->node->op)->name,
+                    dtype_name(far->dtype));
     for (int k = 0; k < n_indices; k++)
         if (indices[k].rank > x.index_rank) x.index_rank = indices[k].rank;
     for (int d = 0; d < x.index_rank; d++) x.index_shape[d] = 1;
@@ -135,11 +146,12 @@ static Code run_indexing(KernelCall *call, Move move, bool wrap, const Tensor *n
     if (x.block_rank == 0) x.block_shape[x.block_rank++] = 1;
     if (x.positions * block_count == 0) return CODE_OK;
     x.per_part = 4096 / block_count + 1;
-    bool parallel = move == MOVE_TO_NEAR && x.positions * block_count >= 16384; /* writes to far may meet: the last one wins */
+    bool parallel =
+        move == MOVE_TO_NEAR && x.positions * block_count >= 16384; /* writes to far may meet: the last one wins */
     pool_run(parallel ? call->pool : NULL, (x.positions + x.per_part - 1) / x.per_part, index_part, &x);
     if (!atomic_load(&x.failed)) return CODE_OK;
-    return fail(call->ctx, CODE_INDEX, "index %lld is out of bounds for dimension of size %lld", (long long)atomic_load(&x.bad_index),
-                (long long)atomic_load(&x.bad_size));
+    return fail(call->ctx, CODE_INDEX, "index %lld is out of bounds for dimension of size %lld",
+                (long long)atomic_load(&x.bad_index), (long long)atomic_load(&x.bad_size));
 }
 
 Code embedding_run(KernelCall *call) {

@@ -7,7 +7,8 @@
     static void add_##S(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n) {               \
         T *d = (T *)(void *)to;                                                                                        \
         const T *a = (const T *)(const void *)from;                                                                    \
-        for (int64_t i = 0; i < n; i++) d[i * to_stride] = (T)write(read(d[i * to_stride]) + read(a[i * from_stride])); \
+        for (int64_t i = 0; i < n; i++)                                                                                \
+            d[i * to_stride] = (T)write(read(d[i * to_stride]) + read(a[i * from_stride]));                            \
     }
 #define UNSIGNED(x) ((uint64_t)(x))
 #define KEEP(x) (x)
@@ -39,13 +40,13 @@ AddRow add_row(DType type) {
     }
 }
 
-/* For each element of the index: gather copies far[.. index ..] to near, scatter near to far. Both have the index's rank; in
- * dimension `dim` the index takes the place of the coordinate in far. */
+/* For each element of the index: gather copies far[.. index ..] to near, scatter near to far. Both have the index's
+ * rank; in dimension `dim` the index takes the place of the coordinate in far. */
 typedef struct Elements {
     const Tensor *index, *near, *far;
     int dim;
     bool gather;
-    AddRow add; /* scatter that adds */
+    AddRow add;                  /* scatter that adds */
     int64_t rows, row, per_part; /* by lines of the last dimension */
     atomic_bool failed;
     _Atomic int64_t bad_index;
@@ -55,23 +56,28 @@ typedef struct Elements {
 static void move_elements(const Elements *e, char *near, int64_t step, char *far, const int64_t *offsets, int64_t n) {
     size_t size = dtype_size(e->far->dtype);
     if (e->add) {
-        for (int64_t j = 0; j < n; j++) e->add(far + offsets[j] * (int64_t)size, 1, near + j * step * (int64_t)size, 1, 1);
+        for (int64_t j = 0; j < n; j++)
+            e->add(far + offsets[j] * (int64_t)size, 1, near + j * step * (int64_t)size, 1, 1);
         return;
     }
 #define MOVE(T)                                                                                                        \
     for (int64_t j = 0; j < n; j++) {                                                                                  \
         T *a = (T *)(void *)near + j * step, *b = (T *)(void *)far + offsets[j];                                       \
-        if (e->gather) *a = *b;                                                                                        \
-        else *b = *a;                                                                                                  \
+        if (e->gather)                                                                                                 \
+            *a = *b;                                                                                                   \
+        else                                                                                                           \
+            *b = *a;                                                                                                   \
     }                                                                                                                  \
     break
-    typedef struct Double { uint64_t word[2]; } Double;
+    typedef struct Pair {
+        uint64_t word[2];
+    } Pair;
     switch (size) {
     case 1: MOVE(uint8_t);
     case 2: MOVE(uint16_t);
     case 4: MOVE(uint32_t);
     case 8: MOVE(uint64_t);
-    default: MOVE(Double);
+    default: MOVE(Pair);
     }
 #undef MOVE
 }
@@ -106,7 +112,8 @@ static void elements_part(void *arg, int64_t part, int thread) {
                 }
                 offsets[j] = (i + j) * far_step + k * jump;
             }
-            move_elements(e, tensor_byte(near, near_at + i * near_step), near_step, tensor_byte(far, far_at), offsets, n);
+            move_elements(e, tensor_byte(near, near_at + i * near_step), near_step, tensor_byte(far, far_at), offsets,
+                          n);
         }
     }
 }
@@ -119,7 +126,8 @@ static Code run_elements(KernelCall *call, Elements *e) {
     e->rows = count / e->row;
     e->per_part = 4096 / e->row + 1;
     /* writes may meet: in order, the last one wins */
-    pool_run(e->gather && count >= 16384 ? call->pool : NULL, (e->rows + e->per_part - 1) / e->per_part, elements_part, e);
+    pool_run(e->gather && count >= 16384 ? call->pool : NULL, (e->rows + e->per_part - 1) / e->per_part, elements_part,
+             e);
     if (!atomic_load(&e->failed)) return CODE_OK;
     return fail(call->ctx, CODE_INDEX, "index %lld is out of bounds for dimension %d with size %lld",
                 (long long)atomic_load(&e->bad_index), e->dim, (long long)(e->far->rank ? e->far->shape[e->dim] : 1));

@@ -8,8 +8,14 @@
 #define WRITE_KERNEL(f) {.run = f, .traits = {.inplace = 1}} /* takes over operand 0 */
 
 static const Kernel KERNELS[OP_COUNT] = {
-    [OP_linear] = {.run = linear_run, .scratch = linear_scratch, .prepared_bytes = linear_prepared_bytes, .prepare = linear_prepare},
-    [OP_matmul] = {.run = matmul_run, .scratch = matmul_scratch, .prepared_bytes = matmul_prepared_bytes, .prepare = matmul_prepare},
+    [OP_linear] = {.run = linear_run,
+                   .scratch = linear_scratch,
+                   .prepared_bytes = linear_prepared_bytes,
+                   .prepare = linear_prepare},
+    [OP_matmul] = {.run = matmul_run,
+                   .scratch = matmul_scratch,
+                   .prepared_bytes = matmul_prepared_bytes,
+                   .prepare = matmul_prepare},
     [OP_conv] = {.run = conv_run, .traits = {.contiguous = 1 << 1}, .scratch = conv_scratch},
     [OP_attention] = {.run = attention_run, .traits = {.strided_out = true}, .scratch = attention_scratch},
     [OP_layer_norm] = NORM_KERNEL(layer_norm_run),

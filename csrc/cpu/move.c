@@ -50,7 +50,8 @@ Code pad_run(KernelCall *call) {
     Tensor inner = call->out[0];
     for (int d = 0; d < inner.rank; d++) {
         int64_t before = padding[2 * d], size = call->in[0].shape[d];
-        Tensor low = slice_of(&inner, d, 0, before, 1), high = slice_of(&inner, d, before + size, padding[2 * d + 1], 1);
+        Tensor low = slice_of(&inner, d, 0, before, 1),
+               high = slice_of(&inner, d, before + size, padding[2 * d + 1], 1);
         tensor_fill(call->pool, &low, &value);
         tensor_fill(call->pool, &high, &value);
         inner = slice_of(&inner, d, before, size, 1);

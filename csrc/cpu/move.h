@@ -5,8 +5,8 @@
 #include "exec/pool.h"
 #include "base/dtype.h"
 
-/* to[...] = from[...]: one shape and element size; `from` may have strides that are 0 or negative, `to` names each element
- * once. Nothing happens where both are the same view. */
+/* to[...] = from[...]: one shape and element size; `from` may have strides that are 0 or negative, `to` names each
+ * element once. Nothing happens where both are the same view. */
 void tensor_copy(Pool *pool, const Tensor *to, const Tensor *from);
 void tensor_fill(Pool *pool, const Tensor *to, const void *element);
 
@@ -30,16 +30,25 @@ static inline char *tensor_byte(const Tensor *t, int64_t element) {
 }
 
 /* n elements, `size` bytes each, between rows of any stride. */
-static inline void copy_row(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n, size_t size) {
-    typedef struct Wide { uint64_t word[2]; } Wide;
+static inline void copy_row(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n,
+                            size_t size) {
+    typedef struct Pair {
+        uint64_t word[2];
+    } Pair;
 #define COPY(T)                                                                                                        \
     for (int64_t i = 0; i < n; i++) ((T *)(void *)to)[i * to_stride] = ((const T *)(const void *)from)[i * from_stride]
-    if (to_stride == 1 && from_stride == 1 && n > 8) __builtin_memcpy(to, from, (size_t)n * size);
-    else if (size == 1) COPY(uint8_t);
-    else if (size == 2) COPY(uint16_t);
-    else if (size == 4) COPY(uint32_t);
-    else if (size == 8) COPY(uint64_t);
-    else COPY(Wide);
+    if (to_stride == 1 && from_stride == 1 && n > 8)
+        __builtin_memcpy(to, from, (size_t)n * size);
+    else if (size == 1)
+        COPY(uint8_t);
+    else if (size == 2)
+        COPY(uint16_t);
+    else if (size == 4)
+        COPY(uint32_t);
+    else if (size == 8)
+        COPY(uint64_t);
+    else
+        COPY(Pair);
 #undef COPY
 }
 

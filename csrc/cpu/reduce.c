@@ -1,7 +1,8 @@
 /* Reductions: sum, mean, prod, amax, amin, any, all, var, argmax, argmin over any dimensions.
  *
- * Floats accumulate in double, integers in int64. An output element is made by one part in an order that depends on shapes
- * and strides only. Where the outputs, not the reduced dimension, run along memory, a block of them is made together. */
+ * Floats accumulate in double, integers in int64. An output element is made by one part in an order that depends on
+ * shapes and strides only. Where the outputs, not the reduced dimension, run along memory, a block of them is made
+ * together. */
 #include "cpu/reduce.h"
 
 #include <string.h>
@@ -20,15 +21,16 @@ typedef struct Reduction {
     int n_kept, n_reduced;
     int64_t kept[MAX_RANK], kept_stride[MAX_RANK];       /* outermost first, row-major order of the result */
     int64_t reduced[MAX_RANK], reduced_stride[MAX_RANK]; /* by falling stride, merged */
-    int64_t block;                                       /* outputs made together, along the last kept dimension; 1: by rows */
-    int64_t blocks_inner;                                /* blocks in the last kept dimension */
-    int64_t per_part, count;                             /* blocks a part; blocks in all */
+    int64_t block;           /* outputs made together, along the last kept dimension; 1: by rows */
+    int64_t blocks_inner;    /* blocks in the last kept dimension */
+    int64_t per_part, count; /* blocks a part; blocks in all */
 } Reduction;
 
 static Wide identity(const Reduction *r) {
     Wide w = {0};
     switch (r->fold) {
-    case FOLD_PROD: case FOLD_ALL: r->is_float ? (w.f = 1) : (w.i = 1); break;
+    case FOLD_PROD:
+    case FOLD_ALL: r->is_float ? (w.f = 1) : (w.i = 1); break;
     case FOLD_MAX: r->is_float ? (w.f = -__builtin_inf()) : (w.i = INT64_MIN); break;
     case FOLD_MIN: r->is_float ? (w.f = __builtin_inf()) : (w.i = INT64_MAX); break;
     default: break;
@@ -89,12 +91,16 @@ static void pass(const Reduction *r, const char *x, int64_t stride, int64_t n, W
         if (r->block > 1) {
             for (int64_t i = 0; i < inner; i++) {
                 const char *from = line + i * inner_stride * (int64_t)r->x_size;
-                int64_t done = r->avx2 && stride == 1 ? reduce_avx2(r->fold, true, &acc->f, (const float *)(const void *)from, mean, n) : 0;
+                int64_t done = r->avx2 && stride == 1
+                                   ? reduce_avx2(r->fold, true, &acc->f, (const float *)(const void *)from, mean, n)
+                                   : 0;
                 r->load(chunk, from + done * (int64_t)r->x_size, stride, n - done);
                 fold_columns(r, acc + done, chunk, mean ? mean + done : NULL, n - done);
             }
         } else {
-            int64_t i = r->avx2 && inner_stride == 1 ? reduce_avx2(r->fold, false, &lanes->f, (const float *)(const void *)line, mean, inner) : 0;
+            int64_t i = r->avx2 && inner_stride == 1
+                            ? reduce_avx2(r->fold, false, &lanes->f, (const float *)(const void *)line, mean, inner)
+                            : 0;
             for (int64_t m; i < inner; i += m) {
                 m = inner - i < WIDE_CHUNK ? inner - i : WIDE_CHUNK;
                 r->load(chunk, line + i * inner_stride * (int64_t)r->x_size, inner_stride, m);
@@ -183,7 +189,9 @@ Code reduce_run(KernelCall *call) {
                    .out = out->data,
                    .x_size = dtype_size(x->dtype),
                    .out_size = dtype_size(out->dtype)};
-    if (!r.load || !r.store) return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(op)->name, dtype_name(x->dtype));
+    if (!r.load || !r.store)
+        return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(op)->name,
+                    dtype_name(x->dtype));
     int64_t items = 1, outputs = 1;
     for (int d = 0; d < x->rank; d++) {
         if (reduced[d]) {
@@ -224,7 +232,7 @@ Code reduce_run(KernelCall *call) {
     return CODE_OK;
 }
 
-/* --- argmax, argmin ------------------------------------------------------------------------------------------------------- */
+/* --- argmax, argmin ----------------------------------------------------------------------------------------------- */
 typedef struct ArgSearch {
     const Tensor *x;
     WideLoad load;
@@ -288,6 +296,7 @@ Code arg_reduce_run(KernelCall *call) {
         s.stride = x->strides[s.dim];
     }
     s.per_part = s.size >= 8192 ? 1 : 8192 / (s.size + 1) + 1;
-    pool_run(s.outputs * s.size >= 16384 ? call->pool : NULL, (s.outputs + s.per_part - 1) / s.per_part, search_part, &s);
+    pool_run(s.outputs * s.size >= 16384 ? call->pool : NULL, (s.outputs + s.per_part - 1) / s.per_part, search_part,
+             &s);
     return CODE_OK;
 }

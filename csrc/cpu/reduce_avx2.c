@@ -7,8 +7,12 @@
 static inline __m256d widen(const float *x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
 
 /* NaN wins, as in the portable form. */
-static inline __m256d larger(__m256d a, __m256d x) { return _mm256_blendv_pd(_mm256_max_pd(a, x), a, _mm256_cmp_pd(a, a, _CMP_UNORD_Q)); }
-static inline __m256d smaller(__m256d a, __m256d x) { return _mm256_blendv_pd(_mm256_min_pd(a, x), a, _mm256_cmp_pd(a, a, _CMP_UNORD_Q)); }
+static inline __m256d larger(__m256d a, __m256d x) {
+    return _mm256_blendv_pd(_mm256_max_pd(a, x), a, _mm256_cmp_pd(a, a, _CMP_UNORD_Q));
+}
+static inline __m256d smaller(__m256d a, __m256d x) {
+    return _mm256_blendv_pd(_mm256_min_pd(a, x), a, _mm256_cmp_pd(a, a, _CMP_UNORD_Q));
+}
 static inline __m256d add_square(__m256d a, __m256d x, __m256d mean) {
     __m256d d = _mm256_sub_pd(x, mean);
     return _mm256_add_pd(a, _mm256_mul_pd(d, d));

@@ -33,7 +33,8 @@ TYPES(DEFINE)
 
 WideLoad wide_load(DType type) {
     switch (type) {
-#define CASE(S, ...) case DTYPE_##S: return load_##S;
+#define CASE(S, ...)                                                                                                   \
+    case DTYPE_##S: return load_##S;
         TYPES(CASE)
 #undef CASE
     default: return NULL;
@@ -42,7 +43,8 @@ WideLoad wide_load(DType type) {
 
 WideStore wide_store(DType type) {
     switch (type) {
-#define CASE(S, ...) case DTYPE_##S: return store_##S;
+#define CASE(S, ...)                                                                                                   \
+    case DTYPE_##S: return store_##S;
         TYPES(CASE)
 #undef CASE
     default: return NULL;

@@ -93,12 +93,17 @@ Code scan_run(KernelCall *call) {
               .inner = 1,
               .is_float = dtype_is_float(x->dtype),
               .product = call->node->op == OP_cumprod};
-    if (!s.load) return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(call->node->op)->name, dtype_name(x->dtype));
+    if (!s.load)
+        return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(call->node->op)->name,
+                    dtype_name(x->dtype));
     int64_t outer = 1;
     for (int d = 0; d < x->rank; d++) {
-        if (d < s.dim) outer *= x->shape[d];
-        else if (d == s.dim) s.size = x->shape[d];
-        else s.inner *= x->shape[d];
+        if (d < s.dim)
+            outer *= x->shape[d];
+        else if (d == s.dim)
+            s.size = x->shape[d];
+        else
+            s.inner *= x->shape[d];
     }
     if (outer * s.size * s.inner == 0) return CODE_OK;
     s.block = s.inner < 64 ? s.inner : 64;

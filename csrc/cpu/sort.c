@@ -1,5 +1,6 @@
-/* sort (stable) and topk along a dimension. Elements become 64-bit keys in ascending order, so one comparison serves all
- * types: NaN is the largest and equal to itself, -0 equals 0, and a descending order is the complement of the key. */
+/* sort (stable) and topk along a dimension. Elements become 64-bit keys in ascending order, so one comparison serves
+ * all types: NaN is the largest and equal to itself, -0 equals 0, and a descending order is the complement of the key.
+ */
 #include <string.h>
 
 #include "cpu/cpu.h"
@@ -113,10 +114,12 @@ static void sort_line(const Sort *s, int64_t line, Item *scratch) {
         items = merge_sort(items, scratch + s->size, s->size);
     }
     size_t size = dtype_size(x->dtype);
-    int64_t value_stride = x->rank ? s->values->strides[s->dim] : 1, index_stride = x->rank ? s->indices->strides[s->dim] : 1;
+    int64_t value_stride = x->rank ? s->values->strides[s->dim] : 1,
+            index_stride = x->rank ? s->indices->strides[s->dim] : 1;
     for (int64_t j = 0; j < s->keep; j++) {
         if (s->values->data)
-            memcpy(tensor_byte(s->values, value_at + j * value_stride), tensor_byte(x, from + items[j].index * stride), size);
+            memcpy(tensor_byte(s->values, value_at + j * value_stride), tensor_byte(x, from + items[j].index * stride),
+                   size);
         if (s->indices->data) ((int64_t *)s->indices->data)[index_at + j * index_stride] = items[j].index;
     }
 }
@@ -124,7 +127,8 @@ static void sort_line(const Sort *s, int64_t line, Item *scratch) {
 static void sort_part(void *arg, int64_t part, int thread) {
     const Sort *s = arg;
     int64_t end = (part + 1) * s->per_part < s->lines ? (part + 1) * s->per_part : s->lines;
-    for (int64_t line = part * s->per_part; line < end; line++) sort_line(s, line, s->scratch + thread * s->scratch_items);
+    for (int64_t line = part * s->per_part; line < end; line++)
+        sort_line(s, line, s->scratch + thread * s->scratch_items);
 }
 
 static int64_t scratch_items(Op op, int64_t size, int64_t k) { return op == OP_topk ? k : 2 * size; }
@@ -149,13 +153,18 @@ Code sort_run(KernelCall *call) {
               .top = node->op == OP_topk,
               .size = 1,
               .lines = 1};
-    if (!s.load) return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(node->op)->name, dtype_name(x->dtype));
+    if (!s.load)
+        return fail(call->ctx, CODE_UNSUPPORTED, "no host kernel for %s of %s", op_info(node->op)->name,
+                    dtype_name(x->dtype));
     s.descending = s.top ? node_int(node, ATTR_largest) != 0 : node_int(node, ATTR_descending) != 0;
     for (int d = 0; d < x->rank; d++) {
-        if (d == s.dim) s.size = x->shape[d];
-        else s.lines *= x->shape[d];
+        if (d == s.dim)
+            s.size = x->shape[d];
+        else
+            s.lines *= x->shape[d];
     }
-    s.keep = s.top && x->rank ? node_int(node, ATTR_k) : s.size; /* of a rank-0 tensor the element is kept whatever k is */
+    s.keep =
+        s.top && x->rank ? node_int(node, ATTR_k) : s.size; /* of a rank-0 tensor the element is kept whatever k is */
     s.scratch_items = scratch_items(node->op, s.size, s.keep);
     if (s.lines * s.size == 0) return CODE_OK;
     s.per_part = s.size >= 2048 ? 1 : 2048 / s.size;

@@ -1,5 +1,5 @@
-/* Elementwise functions of f32 in AVX2. The rest of a vector at the end goes through the same instructions under a mask, so
- * an element's result does not depend on its place. */
+/* Elementwise functions of f32 in AVX2. The rest of a vector at the end goes through the same instructions under a
+ * mask, so an element's result does not depend on its place. */
 #include "cpu/elementwise.h"
 
 #if defined(__AVX2__)
@@ -204,9 +204,11 @@ static EwFault clamp(void *dst, const EwSrc *src, int64_t n) {
 }
 EwFn avx2_clamp(void) { return clamp; }
 
-/* --- casts: eight at a time through loaders and storers of each type ------------------------------------------------------ */
+/* --- casts: eight at a time through loaders and storers of each type ---------------------------------------------- */
 static inline __m256 widen_f16(__m128i x) { return _mm256_cvtph_ps(x); }
-static inline __m256 widen_bf16(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
+static inline __m256 widen_bf16(__m128i x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
 static inline __m128i narrow_f16(__m256 x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
 
 /* Bits of x rounded to bf16, in the upper half of each lane. */

@@ -40,10 +40,11 @@ static inline __m256 v_log(__m256 x) {
     __m256 tiny = _mm256_cmp_ps(x, _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ);
     __m256 a = _mm256_blendv_ps(x, _mm256_mul_ps(x, _mm256_set1_ps(0x1p23f)), tiny);
     __m256i bits = _mm256_castps_si256(a);
-    __m256i e = _mm256_and_si256(_mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f2aaaab)), _mm256_set1_epi32((int)0xff800000));
+    __m256i e =
+        _mm256_and_si256(_mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f2aaaab)), _mm256_set1_epi32((int)0xff800000));
     __m256 m = _mm256_sub_ps(_mm256_castsi256_ps(_mm256_sub_epi32(bits, e)), _mm256_set1_ps(1.0f));
-    __m256 i = _mm256_fmadd_ps(_mm256_cvtepi32_ps(e), _mm256_set1_ps(0x1p-23f),
-                               _mm256_and_ps(tiny, _mm256_set1_ps(-23.0f)));
+    __m256 i =
+        _mm256_fmadd_ps(_mm256_cvtepi32_ps(e), _mm256_set1_ps(0x1p-23f), _mm256_and_ps(tiny, _mm256_set1_ps(-23.0f)));
     __m256 s = _mm256_mul_ps(m, m);
     __m256 r = _mm256_fmadd_ps(_mm256_set1_ps(-0.130310059f), s, _mm256_set1_ps(-0.121483512f));
     __m256 t = _mm256_fmadd_ps(_mm256_set1_ps(0.140869141f), s, _mm256_set1_ps(0.139814854f));
@@ -99,8 +100,10 @@ static inline __m256 v_erf(__m256 x) {
     __m256 f = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693145751953125f), r);
     f = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.428606765330187045e-06f), f);
     __m256 f2 = _mm256_mul_ps(f, f);
-    __m256 q = _mm256_fmadd_ps(_mm256_set1_ps(0.00139304355252534151077271f), f, _mm256_set1_ps(0.00833336077630519866943359f));
-    __m256 v = _mm256_fmadd_ps(_mm256_set1_ps(0.0416664853692054748535156f), f, _mm256_set1_ps(0.166666671633720397949219f));
+    __m256 q = _mm256_fmadd_ps(_mm256_set1_ps(0.00139304355252534151077271f), f,
+                               _mm256_set1_ps(0.00833336077630519866943359f));
+    __m256 v =
+        _mm256_fmadd_ps(_mm256_set1_ps(0.0416664853692054748535156f), f, _mm256_set1_ps(0.166666671633720397949219f));
     q = _mm256_fmadd_ps(q, f2, v);
     q = _mm256_fmadd_ps(q, f, _mm256_set1_ps(0.5f));
     q = _mm256_add_ps(_mm256_fmadd_ps(q, f2, f), _mm256_set1_ps(1.0f));
@@ -112,7 +115,8 @@ static inline __m256 v_erf(__m256 x) {
 /* sin (quadrant 0) and cos (quadrant 1) for |x| <= V_TRIG_MAX: x = n pi/2 + r with pi/2 in three parts. */
 #define V_TRIG_MAX 48000.0f
 static inline __m256 v_trig(__m256 x, int quadrant) {
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.636619747f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 n =
+        _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.636619747f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(quadrant));
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.57079601e+00f), x);
     r = _mm256_fnmadd_ps(n, _mm256_set1_ps(3.13916473e-07f), r);

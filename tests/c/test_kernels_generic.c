@@ -1,5 +1,5 @@
-/* The elementwise engine, reductions, scans, sorting, indexing and data movement against naive loops over random shapes and
- * strides. Everything runs on one thread and on three and must give the same bits. */
+/* The elementwise engine, reductions, scans, sorting, indexing and data movement against naive loops over random shapes
+ * and strides. Everything runs on one thread and on three and must give the same bits. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -15,7 +15,8 @@ static int64_t below(int64_t n) {
     return (int64_t)((seed >> 33) % (uint64_t)n);
 }
 
-/* --- tensors with memory ------------------------------------------------------------------------------------------- */
+/* --- tensors with memory -------------------------------------------------------------------------------------------
+ */
 enum { MAX_MEMORY = 512 };
 static void *memory[MAX_MEMORY];
 static int n_memory;
@@ -91,7 +92,7 @@ static int random_shape(int64_t *shape, int least) {
 }
 static DType random_type(void) { return (DType)(DTYPE_U8 + below(DTYPE_F64 - DTYPE_U8 + 1)); }
 
-/* --- running ----------------------------------------------------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------------------------------------------------ */
 typedef struct Set {
     AttrName name;
     Attr value;
@@ -115,7 +116,8 @@ static Code run(Op op, const Tensor *in, uint32_t n_in, Tensor *out, uint32_t n_
         values[k] = (Value){.dtype = in[k].dtype, .rank = in[k].rank, .shape = in[k].shape};
         operands[k] = k;
     }
-    Node node = {.op = op, .n_operands = n_in, .n_results = n_out, .operands = operands, .first_result = n_in, .attrs = attrs};
+    Node node = {
+        .op = op, .n_operands = n_in, .n_results = n_out, .operands = operands, .first_result = n_in, .attrs = attrs};
     Graph graph = {.values = values, .n_values = n_in};
     const Kernel *kernel = cpu_kernel(op);
     Code code = CODE_OK;
@@ -127,8 +129,14 @@ static Code run(Op op, const Tensor *in, uint32_t n_in, Tensor *out, uint32_t n_
         }
         void *scratch = get((kernel->scratch ? kernel->scratch(&graph, &node, threads) : 0) + 64);
         scratch = (char *)scratch + (64 - (uintptr_t)scratch % 64) % 64;
-        KernelCall call = {.ctx = &context, .node = &node, .in = in, .out = made, .n_in = n_in, .n_out = n_out,
-                           .scratch = scratch, .pool = threads > 1 ? pool : NULL};
+        KernelCall call = {.ctx = &context,
+                           .node = &node,
+                           .in = in,
+                           .out = made,
+                           .n_in = n_in,
+                           .n_out = n_out,
+                           .scratch = scratch,
+                           .pool = threads > 1 ? pool : NULL};
         code = kernel->run(&call);
         for (uint32_t k = 0; k < n_out && code == CODE_OK && threads > 1; k++)
             CHECK(!memcmp(made[k].data, out[k].data, (size_t)tensor_count(&out[k]) * dtype_size(out[k].dtype)));
@@ -136,7 +144,7 @@ static Code run(Op op, const Tensor *in, uint32_t n_in, Tensor *out, uint32_t n_
     return code;
 }
 
-/* --- elementwise --------------------------------------------------------------------------------------------------------- */
+/* --- elementwise -------------------------------------------------------------------------------------------------- */
 static Tensor broadcast(const Tensor *t, const Tensor *to) {
     Tensor b = *to;
     b.data = t->data;
@@ -150,7 +158,8 @@ static Tensor broadcast(const Tensor *t, const Tensor *to) {
 
 /* A random program over broadcast operands; each element must be what the program gives for it alone. */
 static void test_programs(DType type) {
-    static const Op float_unary[] = {OP_neg, OP_exp, OP_tanh, OP_erf, OP_sin, OP_log, OP_gelu, OP_silu, OP_relu, OP_rsqrt};
+    static const Op float_unary[] = {OP_neg, OP_exp,  OP_tanh, OP_erf,  OP_sin,
+                                     OP_log, OP_gelu, OP_silu, OP_relu, OP_rsqrt};
     static const Op int_unary[] = {OP_neg, OP_abs, OP_sign, OP_bitwise_not};
     static const Op binary[] = {OP_add, OP_sub, OP_mul, OP_minimum, OP_maximum, OP_pow};
     bool is_float = dtype_is_float(type);
@@ -168,15 +177,18 @@ static void test_programs(DType type) {
     }
     for (int i = 0; i < n_steps; i++) {
         Step step = {.dtype = type, .src = {STEP_NONE, STEP_NONE, STEP_NONE}};
-        int32_t a = i && below(2) ? -1 - (int32_t)below(i) : (int32_t)below(n_in), b = i && below(2) ? -i : (int32_t)below(n_in);
+        int32_t a = i && below(2) ? -1 - (int32_t)below(i) : (int32_t)below(n_in),
+                b = i && below(2) ? -i : (int32_t)below(n_in);
         step.src[0] = a;
         if (below(3) == 0) {
             step.op = is_float ? float_unary[below(10)] : int_unary[below(4)];
             step.flag = step.op == OP_gelu && below(2);
         } else {
             step.op = binary[below(6)];
-            if (below(2)) step.src[1] = b;
-            else step.scalar = (Scalar){.kind = SCALAR_INT, .i = 1 + below(3)};
+            if (below(2))
+                step.src[1] = b;
+            else
+                step.scalar = (Scalar){.kind = SCALAR_INT, .i = 1 + below(3)};
         }
         step_encode(&step, words + i * STEP_WORDS);
     }
@@ -201,22 +213,28 @@ static void test_programs(DType type) {
 /* Vector and portable functions agree within a few units in the last place, ends of the range included. */
 static void test_vector_functions(void) {
     if (!cpu_has_avx2()) return;
-    static const Op ops[] = {OP_neg, OP_abs, OP_floor, OP_round, OP_exp, OP_log, OP_sqrt, OP_rsqrt, OP_reciprocal, OP_sin, OP_cos,
-                             OP_tanh, OP_erf, OP_sigmoid, OP_silu, OP_relu, OP_gelu};
+    static const Op ops[] = {OP_neg, OP_abs, OP_floor, OP_round, OP_exp,     OP_log,  OP_sqrt, OP_rsqrt, OP_reciprocal,
+                             OP_sin, OP_cos, OP_tanh,  OP_erf,   OP_sigmoid, OP_silu, OP_relu, OP_gelu};
     float x[1000], vector[1000], plain[1000];
     for (size_t o = 0; o < sizeof ops / sizeof *ops; o++) {
         for (int i = 0; i < 1000; i++) {
-            static const float ends[] = {0, -0.0f, INFINITY, -INFINITY, NAN, 1e-42f, -1e-42f, 1e30f, -1e30f, 0.5f, 2.5f, -88.9f};
-            x[i] = i < 12 ? ends[i] : (float)(ldexp((double)(1 + below(1 << 20)), -20 + (int)below(10) - 5) * (below(2) ? 1 : -1));
+            static const float ends[] = {0,       -0.0f, INFINITY, -INFINITY, NAN,  1e-42f,
+                                         -1e-42f, 1e30f, -1e30f,   0.5f,      2.5f, -88.9f};
+            x[i] = i < 12
+                       ? ends[i]
+                       : (float)(ldexp((double)(1 + below(1 << 20)), -20 + (int)below(10) - 5) * (below(2) ? 1 : -1));
         }
         EwSrc src = {x, 1};
         CHECK(avx2_unary(ops[o], false)(vector, &src, 999) == EW_OK);
         CHECK(ew_unary(ops[o], DTYPE_F32, false)(plain, &src, 999) == EW_OK);
         for (int i = 0; i < 999; i++) {
-            double unit = ops[o] == OP_gelu ? fabs((double)x[i]) : fabs((double)plain[i]); /* gelu cancels for x < 0, as eager's */
+            double unit = ops[o] == OP_gelu ? fabs((double)x[i])
+                                            : fabs((double)plain[i]); /* gelu cancels for x < 0, as eager's */
             bool close = fabs((double)vector[i] - (double)plain[i]) <= 4 * 1.2e-7 * unit + 1e-38;
             bool same = vector[i] == plain[i] || (isnan(vector[i]) && isnan(plain[i]));
-            if (!same && !close) fprintf(stderr, "%s(%a) = %a, %a\n", op_info(ops[o])->name, (double)x[i], (double)vector[i], (double)plain[i]);
+            if (!same && !close)
+                fprintf(stderr, "%s(%a) = %a, %a\n", op_info(ops[o])->name, (double)x[i], (double)vector[i],
+                        (double)plain[i]);
             CHECK(same || close);
             if (plain[i] == 0 && vector[i] == 0) CHECK(signbit(plain[i]) == signbit(vector[i]));
         }
@@ -256,13 +274,14 @@ static void test_semantics(void) {
     expect_binary(OP_add, DTYPE_F16, 2048, 1, 2048); /* rounds to even */
     expect_binary(OP_mul, DTYPE_BF16, 255, 255, 65024);
     double one = 1, zero = 0;
-    Tensor in[2] = {vector_of(DTYPE_I32, 1, &one), vector_of(DTYPE_I32, 1, &zero)}, out = tensor(DTYPE_I32, 1, (int64_t[]){1});
+    Tensor in[2] = {vector_of(DTYPE_I32, 1, &one), vector_of(DTYPE_I32, 1, &zero)},
+           out = tensor(DTYPE_I32, 1, (int64_t[]){1});
     CHECK_CODE(&context, CODE_INTERNAL, run(OP_div_floor, in, 2, &out, 1, NULL, 0));
     CHECK(!strcmp(context.text, "ZeroDivisionError"));
     context_init(&context);
 }
 
-/* --- reductions, scans, sorting --------------------------------------------------------------------------------------------- */
+/* --- reductions, scans, sorting ----------------------------------------------------------------------------------- */
 static void test_reduce(void) {
     static const Op ops[] = {OP_sum, OP_mean, OP_amax, OP_amin, OP_any, OP_all, OP_var};
     int64_t shape[MAX_RANK], dims[MAX_RANK], kept[MAX_RANK];
@@ -271,14 +290,17 @@ static void test_reduce(void) {
     DType type = op == OP_mean || op == OP_var ? (below(2) ? DTYPE_F32 : DTYPE_F64) : random_type();
     if (type == DTYPE_F16 || type == DTYPE_BF16) type = DTYPE_F32; /* sums of halves round: compared by torch's tests */
     for (int d = 0; d < rank; d++) {
-        if (below(2)) dims[n_dims++] = d;
-        else kept[n_kept++] = d;
+        if (below(2))
+            dims[n_dims++] = d;
+        else
+            kept[n_kept++] = d;
     }
     if (n_dims == 0) return;
     int64_t out_shape[MAX_RANK], items = 1;
     for (int k = 0; k < n_kept; k++) out_shape[k] = shape[kept[k]];
     for (int k = 0; k < n_dims; k++) items *= shape[dims[k]];
-    Tensor x = filled(type, rank, shape, 0, 3), out = tensor(op == OP_any || op == OP_all ? DTYPE_BOOL : type, n_kept, out_shape);
+    Tensor x = filled(type, rank, shape, 0, 3),
+           out = tensor(op == OP_any || op == OP_all ? DTYPE_BOOL : type, n_kept, out_shape);
     Set sets[] = {LIST(dims, dims, n_dims), {ATTR_correction, {.f = 1}}};
     CHECK_OK(&context, run(op, &x, 1, &out, 1, sets, 2));
     int64_t outputs = tensor_count(&out);
@@ -323,7 +345,8 @@ static void test_scan_and_sort(void) {
     best[1] = tensor(DTYPE_I64, rank, top_shape);
     CHECK_OK(&context, run(OP_cumsum, &x, 1, &sums, 1, (Set[]){INTEGER(dim, dim)}, 1));
     CHECK_OK(&context, run(OP_sort, &x, 1, sorted, 2, (Set[]){INTEGER(dim, dim), INTEGER(descending, descending)}, 2));
-    CHECK_OK(&context, run(OP_topk, &x, 1, best, 2, (Set[]){INTEGER(dim, dim), INTEGER(k, k), INTEGER(largest, descending)}, 3));
+    CHECK_OK(&context,
+             run(OP_topk, &x, 1, best, 2, (Set[]){INTEGER(dim, dim), INTEGER(k, k), INTEGER(largest, descending)}, 3));
     for (int64_t line = 0; line < tensor_count(&x) / size; line++) {
         int64_t first = line / inner * size * inner + line % inner, top = line / inner * k * inner + line % inner;
         double sum = 0;
@@ -337,16 +360,18 @@ static void test_scan_and_sort(void) {
             if (before == after) CHECK(get_at(&sorted[1], i - inner) < get_at(&sorted[1], i));
         }
         for (int64_t t = 0; t < k; t++)
-            for (int r = 0; r < 2; r++) CHECK(get_at(&best[r], top + t * inner) == get_at(&sorted[r], first + t * inner));
+            for (int r = 0; r < 2; r++)
+                CHECK(get_at(&best[r], top + t * inner) == get_at(&sorted[r], first + t * inner));
     }
 }
 
-/* --- moving and indexing ---------------------------------------------------------------------------------------------------- */
+/* --- moving and indexing ------------------------------------------------------------------------------------------ */
 static void test_copy(void) {
     int64_t shape[MAX_RANK];
     int rank = random_shape(shape, 0);
     DType type = random_type();
-    Tensor x = filled(type, rank, shape, 0, 99), to = below(2) ? tensor(type, rank, shape) : scattered(type, rank, shape);
+    Tensor x = filled(type, rank, shape, 0, 99),
+           to = below(2) ? tensor(type, rank, shape) : scattered(type, rank, shape);
     for (int d = 0; d < rank; d++) {
         if (below(4)) continue;
         x.data = tensor_byte(&x, (shape[d] - 1) * x.strides[d]); /* backwards */
@@ -400,7 +425,8 @@ static void test_gather_scatter(void) {
     for (int d = 0; d < rank; d++) index_shape[d] = d == dim ? 1 + below(9) : 1 + below(shape[d]);
     Tensor in[3] = {filled(DTYPE_I32, rank, shape, -50, 50), filled(DTYPE_I64, rank, index_shape, 0, shape[dim] - 1),
                     filled(DTYPE_I32, rank, index_shape, -50, 50)};
-    Tensor got = tensor(DTYPE_I32, rank, index_shape), sum = tensor(DTYPE_I32, rank, shape), want = tensor(DTYPE_I32, rank, shape);
+    Tensor got = tensor(DTYPE_I32, rank, index_shape), sum = tensor(DTYPE_I32, rank, shape),
+           want = tensor(DTYPE_I32, rank, shape);
     CHECK_OK(&context, run(OP_gather, in, 2, &got, 1, (Set[]){INTEGER(dim, dim)}, 1));
     CHECK_OK(&context, run(OP_scatter, in, 3, &sum, 1, (Set[]){INTEGER(dim, dim), INTEGER(reduce, 1)}, 2));
     tensor_copy(NULL, &want, &in[0]);
