@@ -22,7 +22,9 @@ pytest.importorskip("expecttest")
 op_db_module = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
-NATIVE_FLOOR = 0.60  # of the (operator, dtype) pairs that export; raise it with every operator that becomes native
+NATIVE_FLOOR = 0.71  # of the (operator, dtype) pairs that export; raise it with every operator that becomes native
+SEED = 42  # what the database's own wrappers of random operators seed with, out of an export's sight
+SEED = 42  # the database seeds random operators inside the call with this, which no exported graph can hold
 SAMPLES = 2  # a pair in the quick form; the slow form takes 12
 
 # Uninitialised memory, or results that differ between two eager runs.
@@ -75,7 +77,7 @@ def samples(op: Any, dtype: torch.dtype, most: int) -> Iterator[tuple[Call, tupl
 
 def outcome(call: Call, tensors: tuple[torch.Tensor, ...]) -> str:
     """native, fallback or why it does not count; raises if the compiled result is not eager's."""
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     try:
         expected = call(*pytree.tree_map(torch.Tensor.clone, tensors))
     except Exception:
@@ -87,7 +89,7 @@ def outcome(call: Call, tensors: tuple[torch.Tensor, ...]) -> str:
     except Exception:
         return "not exportable"
     compiled = forge_ugc.compile(program, tensors)
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     actual = compiled(*pytree.tree_map(torch.Tensor.clone, tensors))
     assert_same(expected, actual, atol=2e-5, rtol=2e-5)
     return "fallback" if compiled.report.to_dict()["fallbacks"] else "native"
