@@ -20,6 +20,7 @@ typedef struct Attention {
     double scale;
     const GemmKernels *kernels;
     AttentionSoftmax softmax;
+    AttentionAverage average;
     char *scratch;
     int64_t scratch_bytes; /* a thread's */
 } Attention;
@@ -203,21 +204,22 @@ static void run_part(void *arg, int64_t part, int thread) {
 /* One query against all keys: scores in memory, three passes. For decoding, when few rows share a key head. */
 static void run_row(void *arg, int64_t part, int thread) {
     const Attention *at = arg;
-    const AttentionRow *kernels = attention_row_avx2();
     const RowKernels *rows = row_kernels();
     int64_t s = part % at->queries, h = part / at->queries % at->heads, b = part / at->queries / at->heads;
     int64_t group = h / (at->heads / at->groups), end = at->causal ? min_i64(at->keys, s + 1) : at->keys;
     float *weights = (float *)(void *)(at->scratch + at->scratch_bytes * thread),
           *out = weights + round_up(at->keys, 16);
-    kernels->dots(weights, (const float *)at->q->data + offset4(at->q, b, h, s),
-                  (const float *)at->k->data + offset4(at->k, b, group, 0), at->k->strides[2], end, at->depth,
-                  (float)at->scale);
+    at->kernels->fill(weights, 0, end);
+    at->kernels->dots(1, (const float *)at->q->data + offset4(at->q, b, h, s), 0, end,
+                      (const float *)at->k->data + offset4(at->k, b, group, 0), at->k->strides[2], at->depth, weights,
+                      0);
+    at->kernels->scale(weights, weights, (float)at->scale, end);
     int64_t from = b * at->mask_strides[0] + h * at->mask_strides[1] + s * at->mask_strides[2];
     for (int64_t t = 0; at->mask && t < end; t++) weights[t] += mask_value(at->mask, from + t * at->mask_strides[3]);
     float max = rows->max(weights, end);
     float sum = rows->exp_sum(weights, weights, max == -INFINITY ? 0 : max, end);
-    kernels->average(out, weights, (const float *)at->v->data + offset4(at->v, b, group, 0), at->v->strides[2], end,
-                     at->width);
+    at->average(out, weights, (const float *)at->v->data + offset4(at->v, b, group, 0), at->v->strides[2], end,
+                at->width);
     bool zero = sum == 0 && (at->safe || at->keys == 0);
     float *to = (float *)at->out->data + offset4(at->out, b, h, s);
     for (int64_t e = 0; e < at->width; e++) to[e * at->out->strides[3]] = zero ? 0.0f : out[e] / sum;
@@ -286,9 +288,9 @@ Code attention_run(KernelCall *call) {
         return CODE_OK;
     }
     if (!gemm_in_f32(q->dtype)) return fail(call->ctx, CODE_UNSUPPORTED, "no attention for %s", dtype_name(q->dtype));
+    at.average = cpu_has_avx2() ? attention_average_avx2() : NULL;
     bool unit = q->strides[3] == 1 && k->strides[3] == 1 && v->strides[3] == 1;
-    if (few_rows(at.heads, at.groups, at.queries) && q->dtype == DTYPE_F32 && unit && cpu_has_avx2() &&
-        attention_row_avx2()) {
+    if (few_rows(at.heads, at.groups, at.queries) && q->dtype == DTYPE_F32 && unit && at.average) {
         at.scratch_bytes = round_up((round_up(at.keys, 16) + at.width) * (int64_t)sizeof(float), 64);
         pool_run(call->pool, at.batch * at.heads * at.queries, run_row, &at);
         return CODE_OK;

@@ -21,13 +21,10 @@ typedef struct AttentionBlock {
 typedef void (*AttentionSoftmax)(AttentionBlock *block, int64_t rows, int64_t keys, float scale);
 AttentionSoftmax attention_softmax_avx2(void); /* NULL where it was not compiled for AVX2 */
 
-/* For one query, where the tiles of a block would be mostly empty. */
-typedef struct AttentionRow {
-    /* out[t] = q . k[t] * scale; keys are `row` apart */
-    void (*dots)(float *out, const float *q, const float *k, int64_t row, int64_t keys, int64_t depth, float scale);
-    /* out = sum of weights[t] * v[t] */
-    void (*average)(float *out, const float *weights, const float *v, int64_t row, int64_t keys, int64_t width);
-} AttentionRow;
-const AttentionRow *attention_row_avx2(void); /* NULL likewise */
+/* out = sum of weights[t] * v[t], rows of v `row` apart: for one query, where the tiles of a block would be mostly
+ * empty. */
+typedef void (*AttentionAverage)(float *out, const float *weights, const float *v, int64_t row, int64_t keys,
+                                 int64_t width);
+AttentionAverage attention_average_avx2(void); /* NULL likewise */
 
 #endif

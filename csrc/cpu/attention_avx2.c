@@ -35,27 +35,6 @@ static void softmax_block(AttentionBlock *b, int64_t rows, int64_t keys, float s
     }
 }
 
-static void dots(float *out, const float *q, const float *k, int64_t row, int64_t keys, int64_t depth, float scale) {
-    __m256i tail = v_tail((int)(depth % 8));
-    for (int64_t t = 0; t < keys; t += 4) {
-        int count = keys - t < 4 ? (int)(keys - t) : 4;
-        const float *at[4];
-        for (int i = 0; i < 4; i++) at[i] = k + (t + (i < count ? i : 0)) * row;
-        __m256 s[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-        int64_t d = 0;
-        for (; d + 8 <= depth; d += 8) {
-            __m256 x = _mm256_loadu_ps(q + d);
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) s[i] = _mm256_fmadd_ps(x, _mm256_loadu_ps(at[i] + d), s[i]);
-        }
-        if (d < depth)
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
-                s[i] = _mm256_fmadd_ps(_mm256_maskload_ps(q + d, tail), _mm256_maskload_ps(at[i] + d, tail), s[i]);
-        for (int i = 0; i < count; i++) out[t + i] = v_sum(s[i]) * scale;
-    }
-}
-
 static inline __attribute__((always_inline)) void average_columns(const int vectors, float *out, const float *weights,
                                                                   const float *v, int64_t row, int64_t keys) {
     __m256 s[8];
@@ -84,11 +63,8 @@ static void average(float *out, const float *weights, const float *v, int64_t ro
 }
 
 AttentionSoftmax attention_softmax_avx2(void) { return softmax_block; }
-const AttentionRow *attention_row_avx2(void) {
-    static const AttentionRow row = {dots, average};
-    return &row;
-}
+AttentionAverage attention_average_avx2(void) { return average; }
 #else
-const AttentionRow *attention_row_avx2(void) { return NULL; }
+AttentionAverage attention_average_avx2(void) { return NULL; }
 AttentionSoftmax attention_softmax_avx2(void) { return NULL; }
 #endif

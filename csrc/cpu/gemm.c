@@ -4,8 +4,7 @@
 #include <string.h>
 
 enum {
-    BLOCK_ROWS = 144, /* with BLOCK_K: 108 KB of A, for the L2 */
-    BLOCK_K = 192,    /* a panel of this depth is 12 KB, for the L1; MKL's sums have this form, and so its errors */
+    BLOCK_ROWS = 144, /* with GEMM_BLOCK_K: 108 KB of A, for the L2 */
     GROUP_PANELS = GEMM_MAX_SEGMENT / GEMM_COLS,
     A_FLOATS = 512 << 10,     /* of A packed at once, if that is at least one block */
     B_FLOATS = 256 << 10,     /* of B, if that is at least one panel */
@@ -87,10 +86,6 @@ typedef struct Job {
     int64_t row_blocks;
 } Job;
 
-static const void *element(const GemmOperand *o, int64_t at) {
-    return (const char *)o->data + at * (int64_t)dtype_size(o->dtype);
-}
-
 void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel,
                      float *dst) {
     int cols = (int)min_i64(GEMM_COLS, n - panel * GEMM_COLS);
@@ -161,12 +156,12 @@ static void compute(void *arg, int64_t part, int thread) {
     if (!job->a) { /* few rows: each panel is read once, as one stream */
         const float *a = (const float *)job->a_data + (job->row + begin) * g->a.row;
         for (int64_t j = 0; j < panels; j++, b += GEMM_COLS * g->k)
-            for (int64_t k = 0; k < g->k; k += BLOCK_K)
-                kernels->tile((int)rows, min_i64(BLOCK_K, g->k - k), a + k * step, g->a.row, step, b + k * GEMM_COLS,
-                              GEMM_COLS, c + j * GEMM_COLS, width, start || k > 0);
+            for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K)
+                kernels->tile((int)rows, min_i64(GEMM_BLOCK_K, g->k - k), a + k * step, g->a.row, step,
+                              b + k * GEMM_COLS, GEMM_COLS, c + j * GEMM_COLS, width, start || k > 0);
     } else {
-        for (int64_t k = 0; k < g->k; k += BLOCK_K) {
-            int64_t depth = min_i64(BLOCK_K, g->k - k);
+        for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
+            int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
             for (int64_t j = 0; j < panels; j++)
                 for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
                     int tile = (int)min_i64(GEMM_ROWS, rows - i);
@@ -183,8 +178,8 @@ static void compute(void *arg, int64_t part, int thread) {
 /* scratch: a_floats, b_floats, c_floats for each thread of the pool. */
 static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, float *scratch) {
     Job job = {.g = g, .p = p, .batch = batch, .b = scratch + p->a_floats, .c = scratch + p->a_floats + p->b_floats};
-    job.a_data = element(&g->a, gemm_offset(g, g->a_batch, batch));
-    job.b_data = element(&g->b, gemm_offset(g, g->b_batch, batch));
+    job.a_data = gemm_element(&g->a, gemm_offset(g, g->a_batch, batch));
+    job.b_data = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
     if (g->m * g->n * g->k < SMALL_WORK) pool = NULL;
     int64_t panels = gemm_panels(g->n);
     bool direct = g->m <= GEMM_ROWS && g->a.dtype == DTYPE_F32, one_chunk = g->m <= p->chunk_rows;
@@ -214,7 +209,7 @@ static void run_local(void *arg, int64_t part, int thread) {
     run_one(b->g, b->p, part, NULL, b->scratch + thread * (b->p->a_floats + b->p->b_floats + b->p->c_floats));
 }
 
-void gemm_run(Gemm *gemm, Pool *pool, void *scratch) {
+void gemm_run(const Gemm *gemm, Pool *pool, void *scratch) {
     Plan plan = make_plan(gemm->batch, gemm->m, gemm->n, gemm->k, gemm->panels != NULL);
     if (gemm->m == 0 || gemm->n == 0) return;
     if (plan.local) {

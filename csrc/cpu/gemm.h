@@ -1,7 +1,8 @@
 /* Matrix products: C[m, n] = epilogue(A[m, k] * B[k, n] + bias), for linear, matmul and conv.
  *
- * f32 (and f16, bf16 converted to it): B lies in panels of 16 columns, [panel][k][16]. Those of a constant weight are
- * made once; others are made on the fly. A is interleaved in tiles of 6 rows, [tile][k][6]. A part of the work is a
+ * B with contiguous columns in f32, as torch keeps weights: gemm_turned.c, without a packed copy. Else f32 (and f16,
+ * bf16 converted to it) go through gemm.c: B lies in panels of 16 columns, [panel][k][16]. Those of a constant weight
+ * are made once; others are made on the fly. A is interleaved in tiles of 6 rows, [tile][k][6]. A part of the work is a
  * block of at most 144 rows and 16 panels: it is summed in blocks of k in a buffer of its thread, then finished row by
  * row while hot. The order of sums is fixed by the shape alone, so results do not depend on the number of threads.
  * Other types: gemm_plain.c. */
@@ -50,6 +51,7 @@ typedef struct GemmFinish {
 MUST_USE Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, const Tensor *bias);
 /* Columns [col, col + count) of a row: what the sums are added to (the bias comes first, as in MKL, or 0; 0 past n). */
 void gemm_start_row(const GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
+float gemm_bias(const GemmFinish *f, int64_t col); /* of a column; 0 without one */
 /* The same columns of the result from `product`, which is overwritten. */
 enum { GEMM_MAX_SEGMENT = 256 }; /* largest count */
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
@@ -74,8 +76,18 @@ void gemm_add_batch(Gemm *gemm, int64_t size, int64_t a_stride, int64_t b_stride
 void gemm_fold_batch(Gemm *gemm);
 int64_t gemm_offset(const Gemm *gemm, const int64_t *strides, int64_t batch);
 
+enum { GEMM_BLOCK_K = 192 }; /* sums are made in blocks of this depth: MKL's have this form, and so the same bits */
+/* Bytes. `packed`: panels will be given. A product that may be turned around needs the larger of the two. */
 int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed, int threads);
-void gemm_run(Gemm *gemm, Pool *pool, void *scratch);
+int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads);
+void gemm_run(const Gemm *gemm, Pool *pool, void *scratch);
+void gemm_turned_run(const Gemm *gemm, Pool *pool, void *scratch);
+static inline bool gemm_turns(const Gemm *g) {
+    return g->b.dtype == DTYPE_F32 && g->b.row == 1 && !g->panels && !g->fill;
+}
+static inline const void *gemm_element(const GemmOperand *o, int64_t at) {
+    return (const char *)o->data + at * (int64_t)dtype_size(o->dtype);
+}
 static inline int64_t gemm_panels(int64_t n) { return (n + GEMM_COLS - 1) / GEMM_COLS; }
 static inline int64_t gemm_panels_bytes(int64_t n, int64_t k) {
     return (gemm_panels(n) * GEMM_COLS * k + 16) * (int64_t)sizeof(float);

@@ -93,6 +93,62 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
+/* `together` rows of w at a time, to hide the latency of the sums. */
+static inline __attribute__((always_inline)) void dots_body(const int m, const int together, const float *x,
+                                                            int64_t x_row, int64_t rows, const float *w, int64_t w_row,
+                                                            int64_t k, float *c, int64_t c_row) {
+    const __m256i tail = v_tail((int)(k % 8));
+    for (int64_t j = 0; j < rows; j += together) {
+        const float *at[4];
+        __m256 s[6][4];
+#pragma GCC unroll 4
+        for (int t = 0; t < together; t++) at[t] = w + (j + t < rows ? j + t : j) * w_row;
+#pragma GCC unroll 6
+        for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+            for (int t = 0; t < together; t++) s[i][t] = _mm256_setzero_ps();
+        int64_t p = 0;
+        for (; p + 8 <= k; p += 8)
+#pragma GCC unroll 4
+            for (int t = 0; t < together; t++) {
+                __m256 v = _mm256_loadu_ps(at[t] + p);
+#pragma GCC unroll 6
+                for (int i = 0; i < m; i++) s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x + i * x_row + p), v, s[i][t]);
+            }
+        if (p < k)
+#pragma GCC unroll 4
+            for (int t = 0; t < together; t++) {
+                __m256 v = _mm256_maskload_ps(at[t] + p, tail);
+#pragma GCC unroll 6
+                for (int i = 0; i < m; i++)
+                    s[i][t] = _mm256_fmadd_ps(_mm256_maskload_ps(x + i * x_row + p, tail), v, s[i][t]);
+            }
+#pragma GCC unroll 6
+        for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+            for (int t = 0; t < together; t++)
+                if (j + t < rows) c[i * c_row + j + t] += v_sum(s[i][t]);
+    }
+}
+
+static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
+                 int64_t c_row) {
+    switch (m) {
+    case 1: dots_body(1, 4, x, x_row, rows, w, w_row, k, c, c_row); break;
+    case 2: dots_body(2, 4, x, x_row, rows, w, w_row, k, c, c_row); break;
+    case 3: dots_body(3, 2, x, x_row, rows, w, w_row, k, c, c_row); break;
+    case 4: dots_body(4, 2, x, x_row, rows, w, w_row, k, c, c_row); break;
+    case 5: dots_body(5, 2, x, x_row, rows, w, w_row, k, c, c_row); break;
+    default: dots_body(6, 2, x, x_row, rows, w, w_row, k, c, c_row); break;
+    }
+}
+
+static void fill_row(float *dst, float value, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, _mm256_set1_ps(value));
+    for (; i < n; i++) dst[i] = value;
+}
+
 static void scale_row(float *dst, const float *src, float factor, int64_t n) {
     int64_t i = 0;
     __m256 f = _mm256_set1_ps(factor);
@@ -101,7 +157,7 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
 }
 
 const GemmKernels *gemm_kernels_avx2(void) {
-    static const GemmKernels kernels = {tile, tile_packed, interleave, scale_row};
+    static const GemmKernels kernels = {tile, tile_packed, interleave, dots, fill_row, scale_row};
     return &kernels;
 }
 #else

@@ -84,6 +84,10 @@ void gemm_start_row(const GemmFinish *f, int64_t row, int64_t col, int64_t count
     }
 }
 
+float gemm_bias(const GemmFinish *f, int64_t col) {
+    return f->bias ? load_f32(f->bias, f->bias_type, col * f->bias_stride) : 0.0f;
+}
+
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product) {
     EwSrc src[PROGRAM_MAX_INPUTS] = {{product, 1}};
     uint64_t gathered[PROGRAM_MAX_INPUTS][GEMM_MAX_SEGMENT]; /* rows of operands that are strided inside */

@@ -17,6 +17,10 @@ typedef struct GemmKernels {
     /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. width: a multiple of 8, or at
      * most 6. */
     void (*interleave)(int rows, int width, int64_t k, const float *src, int64_t row, float *dst);
+    /* c[i][j] += x[i] . w[j] for i < m <= 6, j < rows; rows of x, w, c are x_row, w_row, c_row apart. */
+    void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
+                 int64_t c_row);
+    void (*fill)(float *dst, float value, int64_t n);
     void (*scale)(float *dst, const float *src, float factor, int64_t n); /* dst may be src */
 } GemmKernels;
 

@@ -22,12 +22,28 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
+static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
+                 int64_t c_row) {
+    enum { LANES = 8 };
+    for (int i = 0; i < m; i++)
+        for (int64_t j = 0; j < rows; j++) {
+            float s[LANES] = {0}, total = 0;
+            for (int64_t p = 0; p < k; p++) s[p % LANES] += x[i * x_row + p] * w[j * w_row + p];
+            for (int l = 0; l < LANES; l++) total += s[l];
+            c[i * c_row + j] += total;
+        }
+}
+
+static void fill_row(float *dst, float value, int64_t n) {
+    for (int64_t i = 0; i < n; i++) dst[i] = value;
+}
+
 static void scale_row(float *dst, const float *src, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = src[i] * factor;
 }
 
 const GemmKernels *gemm_kernels(void) {
-    static const GemmKernels portable = {tile, tile_packed, interleave, scale_row};
+    static const GemmKernels portable = {tile, tile_packed, interleave, dots, fill_row, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;
     return avx2 ? avx2 : &portable;
 }

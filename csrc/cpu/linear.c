@@ -20,7 +20,9 @@ static Code run(KernelCall *call, Gemm *gemm, uint32_t fixed, const Tensor *bias
     gemm->finish = &finish;
     gemm->panels = call->prepared;
     gemm_fold_batch(gemm);
-    if (gemm_in_f32(gemm->a.dtype))
+    if (gemm_turns(gemm))
+        gemm_turned_run(gemm, call->pool, call->scratch);
+    else if (gemm_in_f32(gemm->a.dtype))
         gemm_run(gemm, call->pool, call->scratch);
     else
         TRY(gemm_plain_run(call->ctx, gemm, call->pool, call->scratch));
@@ -49,14 +51,46 @@ Code matmul_run(KernelCall *call) {
     return run(call, &gemm, MATMUL_FIXED, NULL);
 }
 
-/* Which batch dimensions become rows depends on strides, not known here: room for the worst case. */
-static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_t m, int64_t n, int64_t k,
+/* --- constant weights ----------------------------------------------------------------------------------------------
+ */
+/* The constant behind the value, seen through views that never need a copy; NULL: none with data. `*stride`: its step
+ * along the value's dimension `dim`. */
+static const Constant *find_constant(const Graph *g, ValueId v, int64_t dim, int64_t *stride) {
+    const Node *node = value_node(g, v);
+    int64_t step = 1;
+    while (node->op == OP_permute || node->op == OP_slice) {
+        if (node->op == OP_permute)
+            dim = node_attr(node, ATTR_dims)->ints.items[dim];
+        else if (node_int(node, ATTR_dim) == dim)
+            step *= node_int(node, ATTR_step);
+        node = value_node(g, node->operands[0]);
+    }
+    if (node->op != OP_constant) return NULL;
+    const Constant *constant = &g->constants[node_int(node, ATTR_index)];
+    *stride = constant->data ? constant->strides[dim] * step : 0;
+    return constant->data ? constant : NULL;
+}
+
+/* Bytes of panels; 0 where the weight is used as it lies. `k_dim`: its dimension of size k. */
+static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t k_dim, int64_t n, int64_t k) {
+    DType dtype = graph_value(g, weight)->dtype;
+    int64_t stride;
+    if (!gemm_in_f32(dtype) || n == 0 || k == 0 || !find_constant(g, weight, k_dim, &stride)) return 0;
+    return dtype == DTYPE_F32 && stride == 1 ? 0 : gemm_panels_bytes(n, k);
+}
+
+/* --- scratch
+ * ---------------------------------------------------------------------------------------------------------- */
+/* Which batch dimensions become rows depends on strides, not known here: room for the worst case. `turned`: surely so.
+ */
+static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_t m, int64_t n, int64_t k, bool turned,
                              int threads) {
     if (!gemm_in_f32(dtype)) return gemm_plain_scratch(threads);
     int64_t outer = 1, worst = 0;
     for (int d = 0; d < rank; d++) outer *= batch[d];
     for (int d = rank; d >= 0; d--) {
-        worst = max_i64(worst, gemm_scratch(outer, m, n, k, false, threads));
+        if (dtype == DTYPE_F32) worst = max_i64(worst, gemm_turned_scratch(outer, m, n, k, threads));
+        if (!turned) worst = max_i64(worst, gemm_scratch(outer, m, n, k, false, threads));
         if (d == 0 || batch[d - 1] == 0) break;
         outer /= batch[d - 1];
         m *= batch[d - 1];
@@ -66,9 +100,11 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
 
 int64_t linear_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
+    const Node *source = value_node(g, node->operands[1]);
+    bool turned = source->op == OP_constant && g->constants[node_int(source, ATTR_index)].strides[1] == 1;
     int rank = x->rank > 2 ? x->rank - 2 : 0;
     return worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0], w->shape[1],
-                         threads);
+                         turned && x->dtype == DTYPE_F32, threads);
 }
 
 int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
@@ -76,24 +112,11 @@ int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
     int64_t batch[MAX_RANK];
     for (int d = 0; d + 2 < a->rank; d++) batch[d] = a->shape[d] == 1 ? b->shape[d] : a->shape[d];
     return worst_scratch(a->dtype, batch, a->rank - 2, a->shape[a->rank - 2], b->shape[b->rank - 1],
-                         a->shape[a->rank - 1], threads);
+                         a->shape[a->rank - 1], false, threads);
 }
 
-/* --- packing of constant weights
- * --------------------------------------------------------------------------------------- */
-/* Is the value a constant with data, seen through views that never need a copy? */
-static bool is_constant(const Graph *g, ValueId v) {
-    const Node *node = value_node(g, v);
-    while (node->op == OP_permute || node->op == OP_slice || node->op == OP_expand)
-        node = value_node(g, node->operands[0]);
-    return node->op == OP_constant && g->constants[node_int(node, ATTR_index)].data;
-}
-
-static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t n, int64_t k) {
-    bool packs = gemm_in_f32(graph_value(g, weight)->dtype) && n > 0 && k > 0 && is_constant(g, weight);
-    return packs ? gemm_panels_bytes(n, k) : 0;
-}
-
+/* --- packing
+ * ---------------------------------------------------------------------------------------------------------- */
 typedef struct Packing {
     const GemmKernels *kernels;
     GemmOperand b;
@@ -116,7 +139,7 @@ static Code prepare(Context *ctx, GemmOperand b, int64_t n, int64_t k, Pool *poo
 
 int64_t linear_prepared_bytes(const Graph *g, const Node *node) {
     const Value *w = graph_value(g, node->operands[1]);
-    return prepared_bytes(g, node->operands[1], w->shape[0], w->shape[1]);
+    return prepared_bytes(g, node->operands[1], 1, w->shape[0], w->shape[1]);
 }
 
 Code linear_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared) {
@@ -128,7 +151,7 @@ int64_t matmul_prepared_bytes(const Graph *g, const Node *node) {
     const Value *b = graph_value(g, node->operands[1]);
     for (int d = 0; d + 2 < b->rank; d++)
         if (b->shape[d] != 1) return 0;
-    return prepared_bytes(g, node->operands[1], b->shape[b->rank - 1], b->shape[b->rank - 2]);
+    return prepared_bytes(g, node->operands[1], b->rank - 2, b->shape[b->rank - 1], b->shape[b->rank - 2]);
 }
 
 Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared) {

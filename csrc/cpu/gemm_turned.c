@@ -1,0 +1,154 @@
+/* The product turned around, for B whose columns are contiguous: weights as torch keeps them, [n, k]. C^T = B^T * A^T
+ * uses B^T's rows as they lie, so weights need no packed copy; A^T, which is small, is packed into panels of 16 of its
+ * rows. The block of C^T is turned back when it is finished. Sums have the same order as in gemm.c, so the bits are
+ * equal. Up to 6 rows of A: dot products, which read B once at full speed. */
+#include "cpu/gemm.h"
+
+enum {
+    LEAST_ROWS = 24,
+    MOST_ROWS = 96,    /* of B^T in a part */
+    GROUP_PANELS = 16, /* panels of A^T in a part; with GEMM_BLOCK_K 192 KB for the L2 */
+    CHUNK_PANELS = 8,  /* at least so many are packed at once */
+    A_FLOATS = 512 << 10,
+    LOCAL_FLOATS = 256 << 10,
+    SMALL_WORK = 32 << 10,
+};
+
+typedef struct Plan {
+    int64_t block_rows, chunk_panels, group;
+    int64_t a_floats, c_floats;
+    bool local, few;
+} Plan;
+
+static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
+    Plan p;
+    int64_t panels = max_i64(1, gemm_panels(m)), depth = max_i64(k, 1);
+    p.few = m <= GEMM_ROWS;
+    p.local = batch > 1 && (m + n) * k <= LOCAL_FLOATS;
+    p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, round_up((n + 15) / 16, GEMM_ROWS)));
+    p.chunk_panels = min_i64(panels, max_i64(CHUNK_PANELS, A_FLOATS / (GEMM_COLS * depth)));
+    p.group = min_i64(p.chunk_panels, GROUP_PANELS);
+    p.a_floats = round_up(p.few ? m * k : p.chunk_panels * GEMM_COLS * k, 16);
+    /* C^T, and a panel of it turned back */
+    p.c_floats = (p.block_rows * p.group + round_up(p.block_rows, 8)) * GEMM_COLS;
+    return p;
+}
+
+int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads) {
+    Plan p = make_plan(batch, m, n, k);
+    return (p.local ? (p.a_floats + p.c_floats) * threads : p.a_floats + p.c_floats * threads) * (int64_t)sizeof(float);
+}
+
+/* One product of the batch; a chunk of panels of A^T. */
+typedef struct Job {
+    const Gemm *g;
+    const Plan *p;
+    int64_t batch, panel, panels;
+    GemmOperand a;     /* A^T, k x m */
+    const float *b;    /* rows of B^T, g->b.col apart */
+    float *packed, *c; /* packed: [block of k][panel][k][16] */
+    int64_t row_blocks;
+} Job;
+
+static void pack_panel(void *arg, int64_t part, int thread) {
+    (void)thread;
+    const Job *job = arg;
+    const Gemm *g = job->g;
+    for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
+        int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
+        GemmOperand a = job->a;
+        a.data = gemm_element(&a, k * a.row);
+        gemm_pack_panel(g->finish->kernels, &a, g->m, depth, job->panel + part,
+                        job->packed + (k * job->panels + part * depth) * GEMM_COLS);
+    }
+}
+
+static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t panel, const float *c, int64_t width,
+                         float *turned) {
+    const Gemm *g = job->g;
+    int64_t first = panel * GEMM_COLS, count = min_i64(GEMM_COLS, g->m - first), stride = round_up(rows, 8);
+    g->finish->kernels->interleave((int)rows, (int)stride, count, c, width, turned);
+    for (int64_t i = 0; i < count; i++)
+        gemm_finish_row(g->finish, job->batch * g->m + first + i, row, rows, turned + i * stride);
+}
+
+/* Rows of a block of B^T against a group of panels. */
+static void compute(void *arg, int64_t part, int thread) {
+    const Job *job = arg;
+    const Gemm *g = job->g;
+    const Plan *p = job->p;
+    const GemmKernels *kernels = g->finish->kernels;
+    int64_t row = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
+    int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
+    int64_t width = panels * GEMM_COLS, b_row = g->b.col;
+    const float *b = job->b + row * b_row;
+    float *c = job->c + thread * p->c_floats;
+    bool start = g->finish->bias || g->k == 0;
+    for (int64_t i = 0; start && i < rows; i++) kernels->fill(c + i * width, gemm_bias(g->finish, row + i), width);
+    for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
+        int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
+        const float *a = job->packed + (k * job->panels + panel * depth) * GEMM_COLS;
+        for (int64_t i = 0; i < rows; i += GEMM_ROWS)
+            for (int64_t j = 0; j < panels; j++)
+                kernels->tile((int)min_i64(GEMM_ROWS, rows - i), depth, b + i * b_row + k, b_row, 1,
+                              a + j * depth * GEMM_COLS, GEMM_COLS, c + i * width + j * GEMM_COLS, width,
+                              start || k > 0);
+    }
+    float *turned = c + p->block_rows * p->group * GEMM_COLS;
+    for (int64_t j = 0; j < panels; j++)
+        finish_panel(job, row, rows, job->panel + panel + j, c + j * GEMM_COLS, width, turned);
+}
+
+static void compute_few(void *arg, int64_t part, int thread) {
+    const Job *job = arg;
+    const Gemm *g = job->g;
+    const Plan *p = job->p;
+    int64_t row = part * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
+    float *c = job->c + thread * p->c_floats;
+    for (int64_t i = 0; i < g->m; i++) gemm_start_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
+    g->finish->kernels->dots((int)g->m, job->packed, g->k, rows, job->b + row * g->b.col, g->b.col, g->k, c, rows);
+    for (int64_t i = 0; i < g->m; i++) gemm_finish_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
+}
+
+static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, float *scratch) {
+    Job job = {.g = g, .p = p, .batch = batch, .packed = scratch, .c = scratch + p->a_floats};
+    job.a = (GemmOperand){gemm_element(&g->a, gemm_offset(g, g->a_batch, batch)), g->a.dtype, g->a.col, g->a.row};
+    job.b = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
+    job.row_blocks = (g->n + p->block_rows - 1) / p->block_rows;
+    if (g->m * g->n * g->k < SMALL_WORK) pool = NULL;
+    if (p->few) {
+        for (int64_t i = 0; i < g->m; i++)
+            for (int64_t k = 0; k < g->k; k++)
+                scratch[i * g->k + k] = load_f32(job.a.data, job.a.dtype, i * job.a.col + k * job.a.row);
+        pool_run(pool, job.row_blocks, compute_few, &job);
+        return;
+    }
+    int64_t panels = gemm_panels(g->m);
+    for (job.panel = 0; job.panel < panels; job.panel += p->chunk_panels) {
+        job.panels = min_i64(p->chunk_panels, panels - job.panel);
+        pool_run(pool, job.panels, pack_panel, &job);
+        pool_run(pool, (job.panels + p->group - 1) / p->group * job.row_blocks, compute, &job);
+    }
+}
+
+typedef struct Batch {
+    const Gemm *g;
+    const Plan *p;
+    float *scratch;
+} Batch;
+
+static void run_local(void *arg, int64_t part, int thread) {
+    const Batch *b = arg;
+    run_one(b->g, b->p, part, NULL, b->scratch + thread * (b->p->a_floats + b->p->c_floats));
+}
+
+void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {
+    Plan plan = make_plan(g->batch, g->m, g->n, g->k);
+    if (plan.local) {
+        Batch batch = {g, &plan, scratch};
+        if (g->batch * g->m * g->n * g->k < SMALL_WORK) pool = NULL;
+        pool_run(pool, g->batch, run_local, &batch);
+        return;
+    }
+    for (int64_t i = 0; i < g->batch; i++) run_one(g, &plan, i, pool, scratch);
+}
