@@ -41,7 +41,7 @@ static Code verify_node(Context *ctx, const Graph *g, NodeId id, bool *defined) 
     for (uint32_t k = 0; k < node->n_operands; k++) {
         ValueId v = node->operands[k];
         if (v == VALUE_NONE) {
-            if (k == 0) return fail(ctx, CODE_INVALID, "the first operand is absent");
+            if (k < info->min_operands) return fail(ctx, CODE_INVALID, "operand %u is absent", k);
             continue;
         }
         if (v >= g->n_values || !defined[v]) return fail(ctx, CODE_INVALID, "operand %u is not defined before it", k);
