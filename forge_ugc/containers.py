@@ -93,9 +93,7 @@ class Watch:
             same = spec == before[i][1] and all(a is b for a, b in zip(after, before[i][0], strict=True))
             if same or i in done or isinstance(container, tuple):
                 continue
-            nested = pytree.tree_flatten(container, is_leaf=lambda v, own=container: id(v) in numbers and v is not own)[
-                0
-            ]
+            nested, _ = pytree.tree_flatten(container, is_leaf=functools.partial(_is_other, numbers, container))
             done |= {numbers[id(v)] for v in nested if id(v) in numbers}
             grown = [
                 n - o if n is not None and o is not None else None

@@ -262,11 +262,11 @@ class _Lowering:
             raise Decline("random")
         try:
             results = decompose(b, target, args, kwargs, self.emit_part)
-        except Decline:
+            single = not isinstance(node.meta, tuple)
+            return _checked(results[0] if single else tuple(results), expected, node, used)
+        except (Decline, CompileError):
             b.rollback(mark)
             raise Decline(reason) from None
-        single = not isinstance(node.meta, tuple)
-        return _checked(results[0] if single else tuple(results), expected, node, used)
 
     def emit_part(self, node: Node, args: Any, kwargs: Any, used: set[int] | None) -> Any:
         """One call of a decomposition."""
