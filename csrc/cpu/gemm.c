@@ -94,6 +94,16 @@ void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n
         kernels->interleave(cols, GEMM_COLS, k, (const float *)b->data + first, b->col, dst);
         return;
     }
+    if (b->row == 1) {
+        float wide[GEMM_COLS * GEMM_BLOCK_K];
+        for (int64_t p = 0; p < k; p += GEMM_BLOCK_K) {
+            int64_t depth = min_i64(GEMM_BLOCK_K, k - p);
+            for (int j = 0; j < cols; j++)
+                kernels->widen(wide + j * depth, (const uint16_t *)b->data + first + j * b->col + p, b->dtype, depth);
+            kernels->interleave(cols, GEMM_COLS, depth, wide, depth, dst + p * GEMM_COLS);
+        }
+        return;
+    }
     if (b->dtype == DTYPE_F32 && b->col == 1) {
         for (int64_t p = 0; p < k; p++) {
             memcpy(dst + p * GEMM_COLS, (const float *)b->data + first + p * b->row, (size_t)cols * sizeof(float));

@@ -1,11 +1,11 @@
 /* Matrix products: C[m, n] = epilogue(A[m, k] * B[k, n] + bias), for linear, matmul and conv.
  *
- * B with contiguous columns in f32, as torch keeps weights: gemm_turned.c, without a packed copy. Else f32 (and f16,
- * bf16 converted to it) go through gemm.c: B lies in panels of 16 columns, [panel][k][16]. Those of a constant weight
- * are made once; others are made on the fly. A is interleaved in tiles of 6 rows, [tile][k][6]. A part of the work is a
- * block of at most 144 rows and 16 panels: it is summed in blocks of k in a buffer of its thread, then finished row by
- * row while hot. The order of sums is fixed by the shape alone, so results do not depend on the number of threads.
- * Other types: gemm_plain.c. */
+ * f16 and bf16 are widened to f32. Where B's columns are contiguous, as torch keeps weights: gemm_turned.c, without a
+ * packed copy of B. Else gemm.c: B lies in panels of 16 columns, [panel][k][16]; those of a constant weight are made
+ * once, others on the fly. A is interleaved in tiles of 6 rows, [tile][k][6]. A part of the work is a block of at most
+ * 144 rows and 16 panels: it is summed in blocks of k in a buffer of its thread, then finished row by row while hot.
+ * The order of sums is fixed by the shape alone, so results do not depend on the number of threads. f64 and integers:
+ * gemm_plain.c. */
 #ifndef FORGE_CPU_GEMM_H
 #define FORGE_CPU_GEMM_H
 
@@ -20,6 +20,8 @@ typedef struct GemmOperand {
     DType dtype;
     int64_t row, col;
 } GemmOperand;
+
+static inline bool gemm_in_f32(DType d) { return d == DTYPE_F32 || d == DTYPE_F16 || d == DTYPE_BF16; }
 
 /* --- finishing rows: gemm_finish.c
  * --------------------------------------------------------------------------------------- */
@@ -83,7 +85,7 @@ int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int 
 void gemm_run(const Gemm *gemm, Pool *pool, void *scratch);
 void gemm_turned_run(const Gemm *gemm, Pool *pool, void *scratch);
 static inline bool gemm_turns(const Gemm *g) {
-    return g->b.dtype == DTYPE_F32 && g->b.row == 1 && !g->panels && !g->fill;
+    return gemm_in_f32(g->b.dtype) && g->b.row == 1 && !g->panels && !g->fill;
 }
 static inline const void *gemm_element(const GemmOperand *o, int64_t at) {
     return (const char *)o->data + at * (int64_t)dtype_size(o->dtype);
@@ -99,7 +101,5 @@ void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n
  * ----------------------------------------------------------------------------------------- */
 int64_t gemm_plain_scratch(int threads);
 MUST_USE Code gemm_plain_run(Context *ctx, Gemm *gemm, Pool *pool, void *scratch);
-
-static inline bool gemm_in_f32(DType d) { return d == DTYPE_F32 || d == DTYPE_F16 || d == DTYPE_BF16; }
 
 #endif

@@ -1,7 +1,7 @@
 /* 6 x 16 register tile: 12 accumulators, 2 registers of b, 1 broadcast of a. */
 #include "cpu/gemm_kernels.h"
 
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "cpu/vmath_avx2.h"
 
 /* Inlined with constant `rows` and strides into each case of the switches below. */
@@ -143,6 +143,16 @@ static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float
     }
 }
 
+static void widen(float *dst, const uint16_t *src, DType dtype, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m128i half = _mm_loadu_si128((const __m128i *)(const void *)(src + i));
+        __m256 wide = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+        _mm256_storeu_ps(dst + i, dtype == DTYPE_F16 ? _mm256_cvtph_ps(half) : wide);
+    }
+    for (; i < n; i++) dst[i] = dtype == DTYPE_F16 ? f16_to_f32(src[i]) : bf16_to_f32(src[i]);
+}
+
 static void fill_row(float *dst, float value, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, _mm256_set1_ps(value));
@@ -157,7 +167,7 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
 }
 
 const GemmKernels *gemm_kernels_avx2(void) {
-    static const GemmKernels kernels = {tile, tile_packed, interleave, dots, fill_row, scale_row};
+    static const GemmKernels kernels = {tile, tile_packed, interleave, dots, widen, fill_row, scale_row};
     return &kernels;
 }
 #else

@@ -20,6 +20,7 @@ typedef struct GemmKernels {
     /* c[i][j] += x[i] . w[j] for i < m <= 6, j < rows; rows of x, w, c are x_row, w_row, c_row apart. */
     void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
                  int64_t c_row);
+    void (*widen)(float *dst, const uint16_t *src, DType dtype, int64_t n); /* f16 or bf16 */
     void (*fill)(float *dst, float value, int64_t n);
     void (*scale)(float *dst, const float *src, float factor, int64_t n); /* dst may be src */
 } GemmKernels;

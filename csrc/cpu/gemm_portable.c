@@ -34,6 +34,10 @@ static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float
         }
 }
 
+static void widen(float *dst, const uint16_t *src, DType dtype, int64_t n) {
+    for (int64_t i = 0; i < n; i++) dst[i] = dtype == DTYPE_F16 ? f16_to_f32(src[i]) : bf16_to_f32(src[i]);
+}
+
 static void fill_row(float *dst, float value, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = value;
 }
@@ -43,7 +47,7 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
 }
 
 const GemmKernels *gemm_kernels(void) {
-    static const GemmKernels portable = {tile, tile_packed, interleave, dots, fill_row, scale_row};
+    static const GemmKernels portable = {tile, tile_packed, interleave, dots, widen, fill_row, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;
     return avx2 ? avx2 : &portable;
 }

@@ -16,7 +16,7 @@ enum {
 
 typedef struct Plan {
     int64_t block_rows, chunk_panels, group;
-    int64_t a_floats, c_floats;
+    int64_t a_floats, b_floats, c_floats; /* b: a block of B^T, widened */
     bool local, few;
 } Plan;
 
@@ -29,6 +29,7 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
     p.chunk_panels = min_i64(panels, max_i64(CHUNK_PANELS, A_FLOATS / (GEMM_COLS * depth)));
     p.group = min_i64(p.chunk_panels, GROUP_PANELS);
     p.a_floats = round_up(p.few ? m * k : p.chunk_panels * GEMM_COLS * k, 16);
+    p.b_floats = p.block_rows * GEMM_BLOCK_K;
     /* C^T, and a panel of it turned back */
     p.c_floats = (p.block_rows * p.group + round_up(p.block_rows, 8)) * GEMM_COLS;
     return p;
@@ -36,7 +37,9 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
 
 int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads) {
     Plan p = make_plan(batch, m, n, k);
-    return (p.local ? (p.a_floats + p.c_floats) * threads : p.a_floats + p.c_floats * threads) * (int64_t)sizeof(float);
+    return (p.local ? (p.a_floats + p.b_floats + p.c_floats) * threads
+                    : p.a_floats + (p.b_floats + p.c_floats) * threads) *
+           (int64_t)sizeof(float);
 }
 
 /* One product of the batch; a chunk of panels of A^T. */
@@ -45,7 +48,7 @@ typedef struct Job {
     const Plan *p;
     int64_t batch, panel, panels;
     GemmOperand a;     /* A^T, k x m */
-    const float *b;    /* rows of B^T, g->b.col apart */
+    const void *b;     /* rows of B^T, g->b.col apart */
     float *packed, *c; /* packed: [block of k][panel][k][16] */
     int64_t row_blocks;
 } Job;
@@ -72,6 +75,18 @@ static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t pane
         gemm_finish_row(g->finish, job->batch * g->m + first + i, row, rows, turned + i * stride);
 }
 
+/* Columns [k, k + depth) of rows of B^T as f32: in place, or widened into `wide`. */
+static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_t k, int64_t depth, float *wide,
+                               int64_t *stride) {
+    const GemmOperand *b = &job->g->b;
+    *stride = b->dtype == DTYPE_F32 ? b->col : depth;
+    if (b->dtype == DTYPE_F32) return (const float *)job->b + row * b->col + k;
+    for (int64_t i = 0; i < rows; i++)
+        job->g->finish->kernels->widen(wide + i * depth, (const uint16_t *)job->b + (row + i) * b->col + k, b->dtype,
+                                       depth);
+    return wide;
+}
+
 /* Rows of a block of B^T against a group of panels. */
 static void compute(void *arg, int64_t part, int thread) {
     const Job *job = arg;
@@ -80,17 +95,17 @@ static void compute(void *arg, int64_t part, int thread) {
     const GemmKernels *kernels = g->finish->kernels;
     int64_t row = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
     int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
-    int64_t width = panels * GEMM_COLS, b_row = g->b.col;
-    const float *b = job->b + row * b_row;
-    float *c = job->c + thread * p->c_floats;
+    int64_t width = panels * GEMM_COLS, b_row;
+    float *c = job->c + thread * (p->b_floats + p->c_floats), *wide = c + p->c_floats;
     bool start = g->finish->bias || g->k == 0;
     for (int64_t i = 0; start && i < rows; i++) kernels->fill(c + i * width, gemm_bias(g->finish, row + i), width);
     for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
         const float *a = job->packed + (k * job->panels + panel * depth) * GEMM_COLS;
+        const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
         for (int64_t i = 0; i < rows; i += GEMM_ROWS)
             for (int64_t j = 0; j < panels; j++)
-                kernels->tile((int)min_i64(GEMM_ROWS, rows - i), depth, b + i * b_row + k, b_row, 1,
+                kernels->tile((int)min_i64(GEMM_ROWS, rows - i), depth, b + i * b_row, b_row, 1,
                               a + j * depth * GEMM_COLS, GEMM_COLS, c + i * width + j * GEMM_COLS, width,
                               start || k > 0);
     }
@@ -104,9 +119,13 @@ static void compute_few(void *arg, int64_t part, int thread) {
     const Gemm *g = job->g;
     const Plan *p = job->p;
     int64_t row = part * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
-    float *c = job->c + thread * p->c_floats;
+    float *c = job->c + thread * (p->b_floats + p->c_floats), *wide = c + p->c_floats;
     for (int64_t i = 0; i < g->m; i++) gemm_start_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
-    g->finish->kernels->dots((int)g->m, job->packed, g->k, rows, job->b + row * g->b.col, g->b.col, g->k, c, rows);
+    for (int64_t k = 0, step = g->b.dtype == DTYPE_F32 ? g->k : GEMM_BLOCK_K; k < g->k; k += step) {
+        int64_t depth = min_i64(step, g->k - k), b_row;
+        const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
+        g->finish->kernels->dots((int)g->m, job->packed + k, g->k, rows, b, b_row, depth, c, rows);
+    }
     for (int64_t i = 0; i < g->m; i++) gemm_finish_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
 }
 
@@ -139,7 +158,7 @@ typedef struct Batch {
 
 static void run_local(void *arg, int64_t part, int thread) {
     const Batch *b = arg;
-    run_one(b->g, b->p, part, NULL, b->scratch + thread * (b->p->a_floats + b->p->c_floats));
+    run_one(b->g, b->p, part, NULL, b->scratch + thread * (b->p->a_floats + b->p->b_floats + b->p->c_floats));
 }
 
 void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {

@@ -73,10 +73,10 @@ static const Constant *find_constant(const Graph *g, ValueId v, int64_t dim, int
 
 /* Bytes of panels; 0 where the weight is used as it lies. `k_dim`: its dimension of size k. */
 static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t k_dim, int64_t n, int64_t k) {
-    DType dtype = graph_value(g, weight)->dtype;
     int64_t stride;
-    if (!gemm_in_f32(dtype) || n == 0 || k == 0 || !find_constant(g, weight, k_dim, &stride)) return 0;
-    return dtype == DTYPE_F32 && stride == 1 ? 0 : gemm_panels_bytes(n, k);
+    if (!gemm_in_f32(graph_value(g, weight)->dtype) || n == 0 || k == 0 || !find_constant(g, weight, k_dim, &stride))
+        return 0;
+    return stride == 1 ? 0 : gemm_panels_bytes(n, k);
 }
 
 /* --- scratch
@@ -89,7 +89,7 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
     int64_t outer = 1, worst = 0;
     for (int d = 0; d < rank; d++) outer *= batch[d];
     for (int d = rank; d >= 0; d--) {
-        if (dtype == DTYPE_F32) worst = max_i64(worst, gemm_turned_scratch(outer, m, n, k, threads));
+        worst = max_i64(worst, gemm_turned_scratch(outer, m, n, k, threads));
         if (!turned) worst = max_i64(worst, gemm_scratch(outer, m, n, k, false, threads));
         if (d == 0 || batch[d - 1] == 0) break;
         outer /= batch[d - 1];
@@ -104,7 +104,7 @@ int64_t linear_scratch(const Graph *g, const Node *node, int threads) {
     bool turned = source->op == OP_constant && g->constants[node_int(source, ATTR_index)].strides[1] == 1;
     int rank = x->rank > 2 ? x->rank - 2 : 0;
     return worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0], w->shape[1],
-                         turned && x->dtype == DTYPE_F32, threads);
+                         turned, threads);
 }
 
 int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
