@@ -156,7 +156,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         signature = Signature.of_exported(model, args, kwargs)
         return _Reader(model, signature, model, prefix="").read(None)
     signature = Signature.of_callable(model, args, kwargs)
-    traced, (args, kwargs) = _without_meta(model, signature.canonical(args, kwargs))
+    traced, (args, kwargs) = _traceable(model, signature.canonical(args, kwargs))
     watch = Watch(traced, signature)
     rng = torch.get_rng_state()
     try:
@@ -172,17 +172,20 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     return _Reader(program, signature, owner, watch.prefix).read(watch)
 
 
-def _without_meta(model: Any, arguments: Any) -> Any:
-    """Model and arguments for tracing: meta tensors become fake cpu ones, to meet tensors made on the way."""
-    if not isinstance(model, torch.nn.Module) or all(
-        t.device.type != "meta" for t in (*model.parameters(), *model.buffers())
-    ):
+def _traceable(model: Any, arguments: Any) -> Any:
+    """Model and arguments for tracing.
+
+    Export takes no meta tensors together with real ones, nor inference tensors: where the model holds such, a twin with
+    fake cpu tensors is traced in its place.
+    """
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    if not any(t.device.type == "meta" or t.is_inference() for t in tensors):
         return model, arguments
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    made: dict[int, torch.Tensor] = {}
+    made: dict[int, Any] = {}
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in made:
@@ -191,14 +194,9 @@ def _without_meta(model: Any, arguments: Any) -> Any:
             made[id(t)] = torch.nn.Parameter(new, t.requires_grad) if isinstance(t, torch.nn.Parameter) else new
         return made[id(t)]
 
-    twin = copy.deepcopy(model)
-    for old, new in zip(model.modules(), twin.modules(), strict=True):
-        pairs: Any = ((old._parameters, new._parameters), (old._buffers, new._buffers))
-        for mine, theirs in pairs:
-            for name, t in mine.items():
-                if t is not None:
-                    theirs[name] = fake(t)
-    return twin, pytree.tree_map_only(torch.Tensor, fake, arguments)
+    for t in tensors:
+        fake(t)
+    return copy.deepcopy(model, made.copy()), pytree.tree_map_only(torch.Tensor, fake, arguments)
 
 
 @contextlib.contextmanager

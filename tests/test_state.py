@@ -1,0 +1,159 @@
+"""Weights that change after compiling, buffers that forward() writes, weights kept once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import forge_ugc
+from tests.compare import assert_same
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3, bias=False)
+        self.register_buffer("shift", torch.zeros(3))
+        self.plain = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu()) + self.shift * 2 + self.plain
+
+
+CHANGES: dict[str, Any] = {
+    "in place": lambda m: m.first.weight.mul_(2),
+    "bias": lambda m: m.first.bias.add_(1),
+    "buffer": lambda m: m.shift.fill_(3),
+    "load_state_dict": lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
+    "data": lambda m: setattr(m.first.weight, "data", torch.randn(8, 6)),
+    "data of other strides": lambda m: setattr(m.first.weight, "data", torch.randn(6, 8).t()),
+    "new parameter": lambda m: setattr(m.last, "weight", nn.Parameter(torch.randn(3, 8))),
+    "new buffer": lambda m: setattr(m, "shift", torch.ones(3)),
+    "attribute in place": lambda m: m.plain.add_(1),
+    "new attribute": lambda m: setattr(m, "plain", torch.zeros(3)),
+    "view": lambda m: m.first.weight[0].zero_(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@torch.no_grad()
+def test_changes_are_noticed(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(2, 6)
+    forge = forge_ugc.compile(model, x)
+    before = forge(x)
+    CHANGES[name](model)
+    assert_same(model(x), forge(x))
+    assert not torch.equal(before, forge(x))
+
+
+@torch.no_grad()
+def test_refresh_takes_over_what_torch_does_not_count() -> None:
+    model, x = Net().eval(), torch.randn(2, 6)
+    forge = forge_ugc.compile(model, x)
+    model.first.weight.numpy()[:] = 0.5
+    forge.refresh()
+    assert_same(model(x), forge(x))
+
+
+def test_removed_or_reshaped_weights_are_errors() -> None:
+    model, x = Net().eval(), torch.randn(2, 6)
+    forge = forge_ugc.compile(model, x)
+    model.first.weight.data = torch.randn(8, 7)
+    with pytest.raises(RuntimeError, match=r"first.weight"):
+        forge(x)
+    del model.first.weight
+    with pytest.raises(RuntimeError, match=r"first.weight"):
+        forge(x)
+
+
+@torch.no_grad()
+def test_buffers_are_written_and_read_back() -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(1, 4, 2))
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+            self.keys.index_copy_(1, at, x)
+            self.count += 1
+            return self.keys.sum(), self.count, self.keys
+
+    ours, theirs = Cache().eval(), Cache().eval()
+    forge = forge_ugc.compile(ours, (torch.ones(1, 1, 2), torch.tensor([0])))
+    program = forge._plans[None].program
+    for i in range(4):
+        x, at = torch.randn(1, 1, 2), torch.tensor([i])
+        out, expected = forge(x, at), theirs(x, at)
+        assert_same(expected, out)
+        assert out[1] is ours.count and out[2] is ours.keys
+        assert_same(dict(theirs.named_buffers()), dict(ours.named_buffers()))
+    assert forge._plans[None].program is program  # its own writes are no reason to build again
+    ours.keys.zero_()
+    theirs.keys.zero_()
+    assert_same(theirs(x, at), forge(x, at))
+    versions = ours.keys._version
+    forge(x, at)
+    assert ours.keys._version > versions
+
+
+@torch.no_grad()
+def test_inputs_are_written() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x[:, 0] = y.sum()
+        y.add_(1)
+        return x.t(), y, x * 1
+
+    forge = forge_ugc.compile(function, (torch.ones(2, 3), torch.ones(2)))
+    a, b = torch.randn(3, 2).t(), torch.randn(4)[::2]
+    ours, theirs = (a.clone(), b.clone()), (a.clone(), b.clone())
+    out, expected = forge(*ours), function(*theirs)
+    assert_same(expected, out)
+    assert_same(theirs, ours)
+    assert out[1] is ours[1] and out[0].untyped_storage().data_ptr() == ours[0].untyped_storage().data_ptr()
+
+
+@torch.no_grad()
+def test_tied_weights_are_one_constant() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(40, 16), nn.Linear(16, 40, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(ids))
+
+    model, ids = Tied().eval(), torch.randint(0, 40, (2, 5))
+    forge = forge_ugc.compile(model, ids)
+    assert len(forge._plans[None].lowered.table.arrays["constants"]) == 1
+    assert forge.report["weights"]["borrowed_bytes"] == 40 * 16 * 4
+    model.head.weight.mul_(2)
+    assert_same(model(ids), forge(ids))
+
+
+@torch.no_grad()
+def test_inference_tensors_and_frozen_models() -> None:
+    with torch.inference_mode():
+        model = Net().eval()
+    x = torch.randn(2, 6)
+    forge = forge_ugc.compile(model, x)
+    assert_same(model(x), forge(x))
+    with torch.inference_mode():
+        assert_same(model(x), forge(x))
+
+
+@torch.no_grad()
+def test_deepcopied_program_has_weights_of_its_own() -> None:
+    model, x = Net().eval(), torch.randn(2, 6)
+    forge = forge_ugc.compile(model, x)
+    twin = copy.deepcopy({"f": forge})["f"]
+    before = forge(x)
+    model.shift.fill_(5)
+    assert_same(model(x), forge(x))
+    assert_same(before, twin(x))
