@@ -29,15 +29,14 @@ def count(text: str, op: str) -> int:
     return len(re.findall(rf"=\s*{op}\b", text))
 
 
-def check_report(compiled, blocks: int) -> dict:
+def check_report(compiled, blocks: int, share: float = MAX_SHARE_EXECUTED) -> None:
     report = compiled.report.to_dict()
     assert report["fallbacks"] == []
     buffers = report["buffers"]
     assert buffers["arena_bytes"] <= MAX_ARENA * buffers["lower_bound_bytes"]
     assert count(compiled.ir("final"), "attention") == blocks
     assert count(compiled.ir("final"), "softmax") == 0
-    assert report["nodes_final"] < report["nodes_captured"]
-    return report
+    assert report["nodes_final"] <= share * report["nodes_captured"]
 
 
 def check_fidelity(model, ids, got, expected) -> None:
@@ -51,7 +50,7 @@ def check_fidelity(model, ids, got, expected) -> None:
     assert theirs <= 2 * own, f"forge is {theirs:.2e} from float64, eager {own:.2e}"
 
 
-def run_family(name: str, layers: int | None, attn_implementation: str = "sdpa", **settings) -> dict:
+def run_family(name: str, layers: int | None, attn_implementation: str = "sdpa", **settings) -> None:
     model = build(name, layers, attn_implementation=attn_implementation, **settings)
     ids = input_ids(model)
     with torch.no_grad():
@@ -61,11 +60,10 @@ def run_family(name: str, layers: int | None, attn_implementation: str = "sdpa",
         again = compiled(ids)
     assert got.dtype == expected.dtype and got.shape == expected.shape
     assert torch.equal(got, again), "two runs of one program differ"
-    report = check_report(compiled, attention_blocks(name, layers))
+    check_report(compiled, attention_blocks(name, layers))
     del compiled, again
     gc.collect()
     check_fidelity(model, ids, got, expected)
-    return report
 
 
 @pytest.fixture(autouse=True)
@@ -87,16 +85,14 @@ def test_llama8b_whole_vocabulary():
 
 
 def test_gpt2_full_depth():
-    report = run_family("gpt2", None)
-    assert report["nodes_final"] <= MAX_SHARE_EXECUTED * report["nodes_captured"]
+    run_family("gpt2", None)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["granite", "qwen2", "llama1b"])
 def test_full_depth(name):
-    report = run_family(name, None)
-    assert report["nodes_final"] <= MAX_SHARE_EXECUTED * report["nodes_captured"]
+    run_family(name, None)
 
 
 @pytest.mark.slow
@@ -107,8 +103,7 @@ def test_full_depth_plan(name):
     model = build(name, device="meta")
     ids = input_ids(model)
     compiled = forge_ugc.compile(model, (ids.to("meta"),), device="npu:plan")
-    report = check_report(compiled, attention_blocks(name))
-    assert report["nodes_final"] <= MAX_SHARE_EXECUTED * report["nodes_captured"]
+    check_report(compiled, attention_blocks(name))
 
 
 # --- the sentence encoder ---------------------------------------------------------------------------------------------
@@ -156,7 +151,7 @@ def test_minilm(attn_implementation):
         expected = model(**inputs)
         compiled = forge_ugc.compile(model, (), inputs)
         got = compiled(**inputs)
-    check_report(compiled, blocks=encoder.config.num_hidden_layers)
+    check_report(compiled, encoder.config.num_hidden_layers, share=0.4)
     assert (torch.nn.functional.cosine_similarity(expected.double(), got.double()) >= 0.999999).all()
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
     near, far = got[0] @ got[1], got[0] @ got[2]
