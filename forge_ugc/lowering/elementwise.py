@@ -221,34 +221,52 @@ def _nan_to_num(
 # --- two operands ---------------------------------------------------------------------------------------------------
 
 
-def _scaled(b: Emitter, y: Any, alpha: Any, dtype: Any) -> Any:
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _plus(b: Emitter, op: str, x: Any, y: Any, alpha: Any) -> Value:
+    """x + alpha * y or x - alpha * y. Half types: `alpha` is rounded to their type, the result once."""
+    dtype = b.out[0].dtype
     if alpha == 1:
-        return y
-    return b.binary("mul", y, alpha, dtype) if isinstance(y, Value) else y * alpha
+        return b.binary(op, x, y, dtype)
+    if dtype in _HALVES:
+        alpha = torch.tensor(alpha, dtype=dtype).item()
+        x, y = (
+            b.opmath(b.cast(v, dtype)) if isinstance(v, Value) else torch.tensor(v, dtype=dtype).item() for v in (x, y)
+        )
+    wide = torch.float32 if dtype in _HALVES else dtype
+    scaled = b.binary("mul", y, alpha, wide) if isinstance(y, Value) else y * alpha
+    return b.cast(b.binary(op, x, scaled, wide), dtype)
 
 
 @lowers("add.Tensor", "add.Scalar")
 def _add(b: Emitter, x: Value, y: Any, alpha: Any = 1) -> Value:
-    dtype = b.out[0].dtype
-    return b.binary("add", x, _scaled(b, y, alpha, dtype), dtype)
+    return _plus(b, "add", x, y, alpha)
 
 
 @lowers("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
 def _sub(b: Emitter, x: Value, y: Any, alpha: Any = 1) -> Value:
-    dtype = b.out[0].dtype
-    return b.binary("sub", x, _scaled(b, y, alpha, dtype), dtype)
+    return _plus(b, "sub", x, y, alpha)
 
 
 @lowers("rsub.Tensor", "rsub.Scalar")
 def _rsub(b: Emitter, x: Value, y: Any, alpha: Any = 1) -> Value:
-    dtype = b.out[0].dtype
-    return b.binary("sub", y, _scaled(b, x, alpha, dtype), dtype)
+    return _plus(b, "sub", y, x, alpha)
+
+
+def _scale(b: Emitter, op: str, x: Any, y: Any, dtype: Any) -> Value:
+    """Products and quotients. Eager takes a 0-d second operand unrounded into half types, as it does Python numbers."""
+    one = isinstance(x, Value) and isinstance(y, Value) and x.shape and not y.shape
+    if one and dtype in _HALVES and x.dtype == dtype != y.dtype:
+        return b.cast(b.binary(op, x, y, torch.float32), dtype)
+    return b.binary(op, x, y, dtype)
 
 
 def _binary(op: str, *names: str, to_float: bool = False) -> None:
     def rule(b: Emitter, x: Any, y: Any) -> Value:
         dtype = result_type(x, y)
-        return b.binary(op, x, y, float_type(dtype) if to_float else dtype)
+        combine = _scale if op in ("mul", "div", "div_floor") else Emitter.binary
+        return combine(b, op, x, y, float_type(dtype) if to_float else dtype)
 
     lowers(*names)(rule)
 
@@ -339,9 +357,10 @@ _shift(
 
 @lowers("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
 def _div_mode(b: Emitter, x: Value, y: Any, rounding_mode: str | None = None) -> Value:
+    dtype = result_type(x, y)
     if rounding_mode is None:
-        return b.div(x, y)
-    return b.binary("div_floor" if rounding_mode == "floor" else "div_trunc", x, y)
+        return _scale(b, "div", x, y, float_type(dtype))
+    return _scale(b, "div_floor" if rounding_mode == "floor" else "div_trunc", x, y, dtype)
 
 
 @lowers("fmax", "fmin")

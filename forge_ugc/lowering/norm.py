@@ -49,7 +49,8 @@ def _rms_norm(
     if 0 in x.shape:
         raise Decline("empty")
     dtype = x.dtype
-    eps = torch.finfo(dtype).eps if eps is None else eps
+    if eps is None:  # half types are computed in float32, whose epsilon counts
+        eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     x, (weight,) = _common(b, x, weight)
     y, _ = b.emit("rms_norm", [x, weight, None], [(x.dtype, x.shape)] * 2, axes=len(shape), eps=float(eps))
     return b.cast(y, dtype)
