@@ -121,7 +121,7 @@ def encoder_demo(folder: Path, rounds: int) -> bool:
     worst = (eager - forge).abs().max()
     console.print(f"cosine to eager, worst sentence: {cosine:.9f}   max-abs difference: {worst:.2e}")
     show_times(interleaved({"eager": lambda: model(**inputs), "forge": lambda: compiled(**inputs)}, rounds))
-    console.print(compiled.report)
+    print(compiled.report, flush=True)
     return cosine >= 0.999999
 
 
@@ -171,7 +171,7 @@ def writer_demo(rounds: int, window: int) -> bool:
         )
     full = torch.tensor([ours])
     show_times(interleaved({"eager": lambda: model(full), "forge": lambda: compiled(full)}, rounds))
-    console.print(compiled.report)
+    print(compiled.report, flush=True)
     return same
 
 
