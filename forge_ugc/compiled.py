@@ -59,8 +59,17 @@ class Plan:
         """Addresses (or objects) for the program's inputs, and the tensors that own the memory."""
         inputs: list[Any] = []
         keep: list[torch.Tensor] = []
-        for source, opaque in self.sources:
-            t = leaves[source] if type(source) is int else source.tensor()  # type: ignore[union-attr]
+        for (source, opaque), (shape, dtype) in zip(self.sources, self.lowered.input_types, strict=True):
+            if type(source) is int:
+                t = leaves[source]  # has been checked
+            else:
+                t = source.tensor()  # type: ignore[union-attr]
+                if not opaque and (t.shape != shape or t.dtype is not dtype or not t.is_cpu):
+                    raise TypeError(
+                        f"buffer {source.name!r} was {str(dtype).removeprefix('torch.')}{list(shape)} on cpu when it "  # type: ignore[union-attr]
+                        f"was compiled, and is {str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device} now; "
+                        "compile the model again"
+                    )
             if opaque:
                 inputs.append(t)
                 continue
@@ -186,7 +195,9 @@ class CompiledModel:
         """Stores what forward() writes, then builds outputs that are the caller's own objects or views of them."""
         outputs = plan.lowered.plan
 
-        def place(where: int | Slot) -> torch.Tensor:
+        def place(where: int | Slot | Fresh) -> torch.Tensor:
+            if isinstance(where, Fresh):
+                return results[where.index]  # type: ignore[no-any-return]
             tensor: torch.Tensor = leaves[where] if type(where) is int else where.tensor()  # type: ignore[union-attr]
             return tensor
 

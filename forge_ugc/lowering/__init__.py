@@ -67,6 +67,7 @@ class Lowered:
     inputs: list[
         tuple[int | Slot, bool]
     ]  # each program input: the leaf or state tensor, and whether it goes as an object
+    input_types: list[tuple[tuple[int, ...], Any]]  # shape and dtype of each
     hosts: list[HostCall]
     plan: OutputPlan
     fallbacks: list[Fallback] = field(default_factory=list)
@@ -100,6 +101,7 @@ class _Lowering:
         self.b = Emitter()
         self.env: list[Any] = [None] * len(captured.nodes)
         self.inputs: list[tuple[int | Slot, bool]] = []
+        self.input_types: list[tuple[tuple[int, ...], Any]] = []
         self.hosts: list[HostCall] = []
         self.fallbacks: dict[tuple[str, str], Fallback] = {}
         self.used, self.parts = _uses(captured)
@@ -120,7 +122,9 @@ class _Lowering:
             raise FallbackError(f"strict=True, and these operators would run through torch:\n{text}", rows)
         plan = plan_outputs(self.captured, self.env, self.symbols)
         table = self.b.finish(plan.values)
-        return Lowered(table, self.inputs, self.hosts, plan, list(self.fallbacks.values()), plan.values)
+        return Lowered(
+            table, self.inputs, self.input_types, self.hosts, plan, list(self.fallbacks.values()), plan.values
+        )
 
     # --- placeholders -----------------------------------------------------------------------------------------------
 
@@ -151,7 +155,9 @@ class _Lowering:
     def program_input(self, meta: TensorMeta, source: int | Slot) -> Value:
         carried = self.carried(meta)
         self.inputs.append((source, not carried))
-        return self.b.input(meta.dtype, self.shape(meta)) if carried else self.b.input(OBJECT, ())
+        value = self.b.input(meta.dtype, self.shape(meta)) if carried else self.b.input(OBJECT, ())
+        self.input_types.append((value.shape, value.dtype))
+        return value
 
     # --- types ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from ..capture import Captured, Kind, Node, Ref, TensorMeta
 from ..containers import SameContainer
 from ..specialise import Symbols, Unbacked
 from ..state import Slot
-from ..table import Value
+from ..table import OBJECT, Value
 
 Step = Callable[[torch.Tensor], Any]
 
@@ -34,9 +35,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Alias:
-    """A leaf of the arguments or a state tensor, seen through view operators."""
+    """A leaf of the arguments, a state tensor or a new tensor (Fresh), seen through view operators."""
 
-    root: int | Slot
+    root: int | Slot | Fresh
     steps: tuple[Step, ...]
 
 
@@ -58,6 +59,12 @@ def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols) -> Output
     made: dict[int, Any] = {}
     written = {w.value.index: w.writes for w in captured.writes if isinstance(w.value, Ref)}
     targets = {w.writes for w in captured.writes}
+    changes = captured.containers.changes if captured.containers is not None else []
+    outputs = [*captured.outputs, *(o for change in changes for o in change.outputs)]
+    seen = {o.value.index for o in outputs if isinstance(o.value, Ref)}
+    paths = {i: _alias(captured, i, written, targets, env, symbols) for i in seen}
+    # a new tensor that several outputs are views of is handed out once, the views are replayed on it
+    views = Counter(base for base, _ in paths.values() if isinstance(base, Fresh))
 
     def fresh(value: Value) -> int:
         if value.id not in positions:
@@ -65,20 +72,26 @@ def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols) -> Output
             plan.values.append(value)
         return positions[value.id]
 
+    def make(index: int) -> Any:
+        base, steps = paths[index]
+        if not isinstance(base, Fresh):
+            return Alias(base, steps)
+        whole, known = env[base.index], env[index]
+        if steps and views[base] > 1 and isinstance(whole, Value) and isinstance(known, Value):
+            return Alias(Fresh(fresh(whole)), steps)
+        return Fresh(fresh(known)) if isinstance(known, Value) else Known(known)
+
     def decide(value: Any) -> Any:
         if isinstance(value, SameContainer):
             return value
         if not isinstance(value, Ref):
             return Known(symbols.number(value))
         if value.index not in made:
-            alias = _alias(captured, value.index, written, targets, env, symbols)
-            known = env[value.index]
-            made[value.index] = alias or (Fresh(fresh(known)) if isinstance(known, Value) else Known(known))
+            made[value.index] = make(value.index)
         return made[value.index]
 
     plan.user = [decide(o.value) for o in captured.outputs]
-    if captured.containers is not None:
-        plan.containers = [[decide(o.value) for o in change.outputs] for change in captured.containers.changes]
+    plan.containers = [[decide(o.value) for o in change.outputs] for change in changes]
     for w in captured.writes:
         assert w.writes is not None
         value = env[w.value.index]
@@ -95,50 +108,73 @@ def _place(captured: Captured, index: int) -> int | Slot:
 
 def _alias(
     captured: Captured, index: int, written: dict[int, int | None], targets: set[Any], env: list[Any], symbols: Symbols
-) -> Alias | None:
-    """The way back from a value through views to something that the caller owns, or None."""
+) -> tuple[int | Slot | Fresh, tuple[Step, ...]]:
+    """The way back from a value through views: to something that the caller owns, or the node (Fresh) that made it."""
     steps: list[Step] = []
     while True:
+        base: int | Slot | Fresh | None = None
         root = written.get(index)
-        if root is not None:
-            return Alias(_place(captured, root), tuple(reversed(steps)))
         node = captured.nodes[index]
-        if node.kind is Kind.INPUT and isinstance(node.meta, TensorMeta) and index not in targets:
-            return Alias(node.target, tuple(reversed(steps)))
-        if node.kind in (Kind.STATE, Kind.CONSTANT) and index not in targets and not captured.slots[index].constant:
-            return Alias(captured.slots[index], tuple(reversed(steps)))
-        if node.kind is not Kind.CALL or not node.args or not isinstance(node.args[0], Ref):
-            return None
-        below = node.args[0].index
-        if node.target is operator.getitem and captured.nodes[below].kind is Kind.CALL:
-            steps.append(operator.itemgetter(node.args[1]))
-            index = below
-            continue
-        step = _view_step(node, env, symbols)
-        if step is None:
-            return None
-        steps.append(step)
-        index = below
+        if root is not None:
+            base = _place(captured, root)
+        elif node.kind is Kind.INPUT and isinstance(node.meta, TensorMeta) and index not in targets:
+            base = node.target
+        elif node.kind in (Kind.STATE, Kind.CONSTANT) and index not in targets and not captured.slots[index].constant:
+            base = captured.slots[index]
+        elif node.kind is not Kind.CALL or not node.args or not isinstance(node.args[0], Ref):
+            base = Fresh(index)
+        elif node.target is operator.getitem:
+            below = captured.nodes[node.args[0].index]
+            if below.kind is Kind.CALL and below.args and _view_step(below, env, symbols) is not None:
+                steps.append(operator.itemgetter(node.args[1]))
+            else:
+                base = Fresh(index)
+        else:
+            step = _view_step(node, env, symbols)
+            if step is None:
+                base = Fresh(index)
+            else:
+                steps.append(step)
+        if base is not None:
+            return base, tuple(reversed(steps))
+        index = node.args[0].index
+
+
+_ATEN = torch.ops.aten
+# views whose other operand is a tensor that counts by its shape or dtype alone
+_LIKE = {
+    _ATEN.view_as.default,
+    _ATEN.expand_as.default,
+    _ATEN.reshape_as.default,
+    _ATEN.type_as.default,
+    _ATEN.to.other,
+}
+# may return their operand, though their schemas do not say so
+_UNMARKED = {_ATEN.type_as.default, _ATEN.atleast_1d.default, _ATEN.atleast_2d.default, _ATEN.atleast_3d.default}
+_DROPOUTS = {_ATEN.dropout.default, _ATEN.feature_dropout.default, _ATEN.alpha_dropout.default}
 
 
 def _view_step(node: Node, env: list[Any], symbols: Symbols) -> Step | None:
     """The node as a function of its first operand, if it may return that operand's memory."""
     target = node.target
-    if target is torch.ops.aten.dropout.default and not (node.args[2] and node.args[1] > 0):
+    if target in _DROPOUTS and not (node.args[2] and node.args[1] > 0):
         return lambda t: t
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     arguments, returns = target._schema.arguments, target._schema.returns
-    if not arguments or arguments[0].alias_info is None or not returns or returns[0].alias_info is None:
-        return None
-    if arguments[0].alias_info.is_write and target is not torch.ops.aten.detach_.default:
-        return None
-    if target is torch.ops.aten.lift_fresh.default:
+    if target not in _UNMARKED:
+        if not arguments or arguments[0].alias_info is None or not returns or returns[0].alias_info is None:
+            return None
+        if arguments[0].alias_info.is_write and target is not _ATEN.detach_.default:
+            return None
+    if target is _ATEN.lift_fresh.default:
         return lambda t: t
 
     def fixed(value: Any) -> Any:
         if isinstance(value, Ref):
             value = env[value.index]
+            if isinstance(value, Value) and target in _LIKE and value.dtype != OBJECT:
+                return torch.empty((), dtype=value.dtype).expand(value.shape)
             if isinstance(value, Value) or value is None:
                 raise Unbacked
             return value
@@ -150,5 +186,5 @@ def _view_step(node: Node, env: list[Any], symbols: Symbols) -> Step | None:
         args, kwargs = [fixed(v) for v in node.args[1:]], {k: fixed(v) for k, v in node.kwargs.items()}
     except Unbacked:
         return None
-    call = torch.ops.aten.detach.default if target is torch.ops.aten.detach_.default else target
+    call = _ATEN.detach.default if target is _ATEN.detach_.default else target
     return lambda t: call(t, *args, **kwargs)
