@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import re
+import traceback
 
 import torch
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n(?:\s+(?P<code>.*))?')
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB_DIR = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _OWN_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -37,11 +39,12 @@ def source_of(stack_trace: str | None) -> str:
 
 
 def user_frame(stack_trace: str | None) -> tuple[str, int, str, str] | None:
-    """(file, line, function, code) of the innermost frame outside torch (of torch's if all are its)."""
+    """(file, line, function, code) of the innermost frame of the user (of torch, if all are)."""
     last = None
     for match in _FRAME.finditer(stack_trace or ""):
         frame = (match["file"], int(match["line"]), match["function"], (match["code"] or "").strip())
-        if frame[0].startswith(_OWN_DIR):
+        standard = frame[0].startswith(_STDLIB_DIR) and "site-packages" not in frame[0]
+        if standard or frame[0].startswith((_OWN_DIR, "<string>")):
             continue
         outside = not frame[0].startswith(_TORCH_DIR)
         if outside or last is None or not last[0]:
@@ -52,7 +55,7 @@ def user_frame(stack_trace: str | None) -> tuple[str, int, str, str] | None:
 def explain_export_failure(error: BaseException) -> CompileError:
     """torch.export's exception as a text for the user: what happened, in which line, and what can be done."""
     text = str(error)
-    frame = user_frame(text)
+    frame = user_frame(text) or user_frame("".join(traceback.format_tb(error.__traceback__)))
     where = (
         f"{frame[0]}:{frame[1]} in {frame[2]}" + (f" (`{frame[3]}`)" if frame[3] else "") if frame else "unknown line"
     )

@@ -145,3 +145,23 @@ def test_what_export_refuses_is_a_compile_error() -> None:
 
     with pytest.raises(forge_ugc.CompileError):
         forge_ugc.compile(function, torch.ones(2))
+
+
+def test_vmap_leaves_no_levels_behind() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row.sum() * row)(x)
+
+    x = torch.randn(3, 2)
+    forge = forge_ugc.compile(function, x)
+    assert not forge.report["fallbacks"]
+    torch.testing.assert_close(forge(x), function(x))
+
+
+def test_assignment_to_data_is_refused() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(3)
+        y.data = x * 2
+        return y + 1
+
+    with pytest.raises(forge_ugc.CompileError, match=r"tensor\.data"):
+        forge_ugc.compile(function, torch.randn(3))
