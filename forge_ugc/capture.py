@@ -86,6 +86,8 @@ class Captured:
     nodes_captured: int
     containers: Containers | None = None  # the caller's lists, dicts and caches that forward() changes
     guards: list[tuple[Any, int | None, int | None]] = field(default_factory=list)  # (expression, least, most)
+    recorded: bool = False  # by fast capture, not torch.export; then `nodes_captured` counts recorded calls
+    declined: str = ""  # why fast capture was not taken
 
     def refs(self, value: Any) -> Iterator[int]:
         """Node indices that an argument structure mentions."""

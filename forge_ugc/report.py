@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 
@@ -11,11 +12,16 @@ class Report:
 
     `to_dict()` has the public keys `phases`, `passes`, `nodes_captured`, `nodes_final`, `buffers`, `transitions`,
     `placement`, `fallbacks`, `weights`, and more; `str()` and `to_markdown()` are for reading.
+
+    `nodes_captured` is torch.export's count. After a fast capture (`capture` is "fast") it is found by exporting when
+    it is first asked for, by `to_dict()` too; None if torch.export cannot capture the model. `capture_declined` says
+    why capture="auto" took torch.export.
     """
 
     def __init__(
-        self, core: dict[str, Any], *, capture_ms: float, table_ms: float, total_ms: float, nodes_captured: int,
-        fallbacks: list[dict[str, Any]], borrowed_bytes: int, device: str, sources: list[str],
+        self, core: dict[str, Any], *, capture_ms: float, table_ms: float, total_ms: float, capture: str,
+        capture_declined: str, nodes_captured: int, fallbacks: list[dict[str, Any]],
+        borrowed_bytes: int, device: str, sources: list[str],
     ) -> None:  # fmt: skip
         phases = {
             "capture_ms": capture_ms,
@@ -33,10 +39,14 @@ class Report:
             if isinstance(source, int):
                 source = sources[source] if 0 <= source < len(sources) else ""
             remarks.append({**remark, "source": source or ""})
+        self._recorded: int | None = None
+        self._counter: Callable[[], int | None] | None = None
         self._data: dict[str, Any] = {
             "device": device,
             "phases": phases,
             "passes": core["passes"],
+            "capture": capture,
+            "capture_declined": capture_declined,
             "nodes_captured": nodes_captured,
             "nodes_table": core["nodes_table"],
             "nodes_final": core["nodes_final"],
@@ -52,11 +62,29 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """A copy made of dicts, lists, numbers and strings only."""
+        self._count()
         copy: dict[str, Any] = json.loads(json.dumps(self._data))
         return copy
 
     def __getitem__(self, key: str) -> Any:
+        if key == "nodes_captured":
+            self._count()
         return self._data[key]
+
+    def count_later(self, count: Callable[[], int | None]) -> None:
+        """`nodes_captured` counts recorded calls so far: `count` finds torch.export's when it is asked for."""
+        self._recorded, self._counter = self._data["nodes_captured"], count
+
+    def _count(self) -> None:
+        if self._counter is not None:
+            self._data["nodes_captured"], self._counter = self._counter(), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._count()
+        return self.__dict__
+
+    def _captured(self) -> str:
+        return f"{self._recorded} recorded" if self._recorded else f"{self._data['nodes_captured']} captured"
 
     def _summary(self) -> list[tuple[str, str]]:
         d = self._data
@@ -64,7 +92,7 @@ class Report:
         placement = ", ".join(f"{n} on {device}" for device, n in d["placement"].items() if n) or "none"
         return [
             ("device", d["device"]),
-            ("nodes", f"{d['nodes_captured']} captured, {d['nodes_table']} in the table, {d['nodes_final']} executed"),
+            ("nodes", f"{self._captured()}, {d['nodes_table']} in the table, {d['nodes_final']} executed"),
             ("instructions", placement),
             (
                 "buffers",
@@ -126,7 +154,7 @@ class Report:
 
     def __repr__(self) -> str:
         d = self._data
-        return f"<Report {d['nodes_captured']} -> {d['nodes_final']} nodes, {d['phases']['total_ms']:.0f} ms>"
+        return f"<Report {self._captured()} -> {d['nodes_final']} nodes, {d['phases']['total_ms']:.0f} ms>"
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,314 @@
+"""Fast capture: records forward() (record.py) instead of exporting it; for models that it can prove it handles.
+
+`capture_fast` returns what `capture_export` would, or raises Unsupported, and then torch.export is the way. The model
+is not changed: modes of this thread see the calls, attributes that forward() sets are put back, and a tensor that
+outlives forward() (stored on a module, in a cache, in a list) makes the capture fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .capture import Captured, Kind, Node, Output, Ref, capture_export
+from .containers import Watch
+from .signature import Signature
+from .state import Slot
+
+try:
+    from .record import Functions, Recorder, Symbol, Unsupported
+
+    _MISSING = ""
+except (ImportError, AttributeError) as error:  # another torch, without the names that recording needs
+    _MISSING = f"this torch lacks what recording needs: {error}"
+
+    class Unsupported(Exception):  # type: ignore[no-redef]
+        early = True
+
+
+__all__ = ["Unsupported", "capture_fast", "count_exported"]
+
+_VALUES = (type(None), bool, int, float, str)
+
+
+def capture_fast(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Captured:
+    """Captures by recording. Raises Unsupported, and nothing else, where that is not certainly right."""
+    if _MISSING:
+        raise Unsupported(_MISSING)
+    try:
+        _refuse_early(model, dynamic_shapes)
+        signature = Signature.of_callable(model, args, kwargs)
+        try:
+            return _record(model, signature, *signature.canonical(args, kwargs))
+        except Unsupported as first:
+            # some models read values in eager mode that they do without while exporting
+            exporting = _exporting_context()
+            if first.early or exporting is None:
+                raise
+            with exporting:
+                return _record(model, signature, *signature.canonical(args, kwargs))
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Unsupported(f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+def count_exported(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], int | None]:
+    """A function that exports the model and counts nodes, or gives None. Holds the example's types, not its tensors."""
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    leaves = [_Like(v) if isinstance(v, torch.Tensor) else v for v in flat]
+
+    def count() -> int | None:
+        args, kwargs = pytree.tree_unflatten([v.make() if isinstance(v, _Like) else v for v in leaves], spec)
+        try:
+            return capture_export(model, args, kwargs).nodes_captured
+        except Exception:
+            return None
+
+    return count
+
+
+class _Like:
+    """The type of a tensor."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.shape, self.strides, self.dtype, self.device = t.shape, t.stride(), t.dtype, t.device
+
+    def make(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device).zero_()
+
+
+# --- before -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_early(model: Any, dynamic_shapes: Any) -> None:
+    def refuse(reason: str) -> None:
+        raise Unsupported(reason, early=True)
+
+    if isinstance(model, torch.export.ExportedProgram):
+        refuse("an exported program is captured already")
+    if dynamic_shapes is not None:
+        refuse("dynamic shapes")
+    if torch.overrides._get_current_function_mode() is not None or torch._C._len_torch_dispatch_stack():
+        refuse("compile() inside another torch mode")
+    hooks = torch.nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        refuse("global hooks")
+    if not isinstance(model, torch.nn.Module):
+        return
+    for name, module in model.named_modules():
+        where = f"{name or 'the model'} ({type(module).__name__})"
+        if module.training:
+            refuse(f"{where} is in training mode")
+        if module._forward_hooks or module._forward_pre_hooks:
+            refuse(f"{where} has hooks")
+        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in ("OptimizedModule", "GraphModule"):
+            refuse(f"{where} is compiled code")
+
+
+def _exporting_context() -> contextlib.AbstractContextManager[Any] | None:
+    try:
+        from torch._export.utils import _compiling_state_context
+    except ImportError:
+        return None
+    return _compiling_state_context()
+
+
+def _state(model: Any) -> tuple[dict[int, tuple[Kind, Slot]], list[torch.Tensor]]:
+    """The place of each tensor of the model by its id, and the tensors, so that ids stay theirs."""
+    places: dict[int, tuple[Kind, Slot]] = {}
+    keep: list[torch.Tensor] = []
+    for prefix, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+        tables = ((module._parameters, Kind.STATE), (module._buffers, Kind.STATE), (module.__dict__, Kind.CONSTANT))
+        for where, kind in tables:
+            for key, value in where.items():
+                if isinstance(value, torch.Tensor) and id(value) not in places:
+                    places[id(value)] = (kind, Slot(f"{prefix}.{key}" if prefix else key, where, key))
+                    keep.append(value)
+    return places, keep
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+def _record(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    places, keep = _state(model)
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    recorder = Recorder(places)
+    watch = Watch(model, signature)
+    call = watch.module if watch.active else model
+    with _without_collector(), _unchanged(model, recorder), torch.inference_mode(), recorder, Functions(recorder):
+        with torch._C.DisableTorchFunction():
+            args, kwargs = pytree.tree_unflatten(_inputs(recorder, signature, flat), spec)
+        try:
+            result = call(*args, **kwargs)
+        except Exception as error:
+            raise recorder.failure or Unsupported(f"{type(error).__name__}: {str(error)[:200]}") from error
+        del args, kwargs
+        leaves, out_spec = pytree.tree_flatten(result)
+        del result
+        values = [_output(recorder, leaf) for leaf in leaves]
+        del leaves
+    if recorder.failure is not None:
+        raise recorder.failure
+    _check_writes(recorder)
+    _check_foreign(recorder)
+    nodes, slots, outputs, writes = _prune(recorder, values)
+    _check_leaks(recorder)
+    del keep
+    captured = Captured(
+        nodes,
+        outputs,
+        writes,
+        out_spec,
+        signature,
+        slots,
+        sum(node.kind is Kind.CALL for node in nodes),
+        recorded=True,
+    )
+    if watch.active:
+        captured.outputs, captured.out_spec, captured.containers = watch.split(outputs)
+    return captured
+
+
+def _inputs(recorder: Recorder, signature: Signature, flat: list[Any]) -> list[Any]:
+    """What forward() is given. A tensor passed twice becomes two Symbols: the next call may pass two tensors."""
+    given: list[Any] = []
+    for number, value in enumerate(flat):
+        if isinstance(value, torch.Tensor):
+            if id(value) in recorder.state:
+                raise Unsupported("an input is a tensor of the model", early=True)
+            given.append(recorder.leaf(value, Kind.INPUT, number))
+        elif isinstance(value, _VALUES):
+            recorder.nodes.append(Node(f"input_{number}", Kind.INPUT, number, meta=value))
+            given.append(value)
+        else:
+            raise Unsupported(f"input {signature.paths[number]} is a {type(value).__name__}", early=True)
+    return given
+
+
+def _output(recorder: Recorder, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = recorder.symbol(value) if type(value) is not Symbol else value
+        return Ref(value.node if type(value) is Symbol else recorder.constant(value))
+    if not isinstance(value, _VALUES):
+        raise Unsupported(f"an output is a {type(value).__name__}")
+    return value
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keeps what recording makes in the collector's youngest generation, where `_check_leaks` finds cycles fast."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _unchanged(model: Any, recorder: Recorder) -> Iterator[None]:
+    """Puts back what forward() assigns to modules, and torch's generator; notes that it did."""
+    tables = []
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        for table in (module.__dict__, module._parameters, module._buffers, module._modules):
+            tables.append((module, table, dict(table)))
+    generator = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        for module, table, before in tables:
+            if len(table) == len(before) and all(table.get(k, recorder) is v for k, v in before.items()):
+                continue
+            names = [k for k in {**before, **table} if table.get(k, recorder) is not before.get(k, recorder)]
+            table.clear()
+            table.update(before)
+            recorder.fail(f"forward() sets {', '.join(map(str, names))} of {type(module).__name__}")
+        if not torch.equal(generator, torch.get_rng_state()):
+            torch.set_rng_state(generator)
+            recorder.fail("forward() draws random numbers")
+
+
+# --- after ------------------------------------------------------------------------------------------------------------
+
+
+def _check_writes(recorder: Recorder) -> None:
+    """A written input or buffer must not share memory with another leaf: who reads that would see the write."""
+    if not recorder.written:
+        return
+    seen: dict[int, int] = {}
+    for index, _, tensor in recorder.leaves.values():
+        other = seen.setdefault(tensor.untyped_storage()._cdata, index)
+        if other != index and not recorder.written.keys().isdisjoint((other, index)):
+            raise Unsupported("an input or buffer is written that shares memory with another")
+
+
+def _check_foreign(recorder: Recorder) -> None:
+    for tensor, before in recorder.foreign:
+        if tensor.device.type != "meta" and not torch.equal(tensor.isnan(), before.isnan()):
+            raise Unsupported("a tensor that was there before is written")
+        if tensor.device.type != "meta" and not torch.equal(tensor.nan_to_num(), before.nan_to_num()):
+            raise Unsupported("a tensor that was there before is written")
+
+
+def _check_leaks(recorder: Recorder) -> None:
+    """No tensor of the recording may live on in the model or anywhere else."""
+    symbols, made = recorder.symbols, recorder.made
+    recorder.leaves.clear()
+    recorder.known.clear()
+
+    def alive() -> bool:
+        return any(symbol() is not None for symbol in symbols) or len(made) > 0
+
+    for generation in (0, 2):
+        if not alive():
+            return
+        gc.collect(generation)
+    if alive():
+        raise Unsupported("forward() keeps a tensor")
+
+
+def _prune(recorder: Recorder, values: list[Any]) -> tuple[list[Node], dict[int, Slot], list[Output], list[Output]]:
+    """Drops what no output needs and renumbers the rest."""
+    nodes = recorder.nodes
+    live = {v.index for v in values if isinstance(v, Ref)} | set(recorder.written) | set(recorder.written.values())
+
+    def mark(value: Any) -> None:
+        if type(value) is Ref:
+            live.add(value.index)
+        elif type(value) is list or type(value) is tuple:
+            for item in value:
+                mark(item)
+
+    for index in range(len(nodes) - 1, -1, -1):
+        if index in live:
+            mark(nodes[index].args)
+            for value in nodes[index].kwargs.values():
+                mark(value)
+    number: dict[int, int] = {}
+
+    def renumber(value: Any) -> Any:
+        if type(value) is Ref:
+            return Ref(number[value.index])
+        if type(value) is list or type(value) is tuple:
+            return type(value)(map(renumber, value))
+        return value
+
+    kept: list[Node] = []
+    for index, node in enumerate(nodes):
+        if index in live or node.kind is Kind.INPUT:
+            number[index] = len(kept)
+            kwargs = {k: renumber(v) for k, v in node.kwargs.items()} if node.kwargs else {}
+            kept.append(replace(node, args=renumber(node.args), kwargs=kwargs))
+    slots = {number[i]: slot for i, slot in recorder.slots.items() if i in number}
+    outputs = [Output(renumber(v)) for v in values]
+    writes = [Output(Ref(number[v]), number[leaf]) for leaf, v in recorder.written.items()]
+    return kept, slots, outputs, writes

@@ -1,0 +1,589 @@
+"""Recording: forward() runs once on tensors without memory, and what it asks of them is written down.
+
+Three kinds of tensor meet while recording:
+- a `Symbol` stands for an input, a parameter, a buffer, or what follows from one. It has a type and no memory.
+- a tensor that forward() makes from Python values (arange, masks, tables) is real; torch computes with it as ever, and
+  it becomes a constant where it meets a Symbol. So Python may branch on it.
+- any other real tensor was there before: the model's state is mapped to its Symbol, the rest to constants.
+
+Two modes, both local to the thread, see every call: `Functions` what Python asks of a tensor, `Recorder` each ATen
+operator. Nothing of the model is replaced. Under inference mode composite operators (linear, layer_norm, ...) arrive
+whole, as in torch.export's graph. Result types and aliasing come from fake tensors, once for each operator and types.
+
+What is not certainly right raises Unsupported; the capture is then lost even if forward() catches it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .capture import Kind, Node, Ref, TensorMeta
+from .errors import _OWN_DIR, _TORCH_DIR
+from .state import Slot
+
+aten = torch.ops.aten
+_CPU = torch.device("cpu")
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_MAX_CONSTANTS = 64 << 20  # bytes; more would be copied than is worth it
+_MAX_SHAPES = 1 << 16  # remembered results
+Type = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, dtype
+
+
+class Unsupported(Exception):
+    """Recording cannot be shown to be right. `early`: known before forward() ran, another try is of no use."""
+
+    def __init__(self, reason: str, early: bool = False) -> None:
+        super().__init__(reason)
+        self.early = early
+
+
+class Memory:
+    """What views of one another share. `frozen`: not to be written except through the leaf itself."""
+
+    __slots__ = ("frozen", "views")
+
+    def __init__(self, frozen: bool) -> None:
+        self.views: list[weakref.ref[Symbol]] = []
+        self.frozen = frozen
+
+
+class Symbol(torch.Tensor):
+    """The value of `node`, a tensor of `type_`."""
+
+    node: int
+    type_: Type
+    memory: Memory
+    recorder: Recorder
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def make(recorder: Recorder, node: int, type_: Type, memory: Memory) -> Symbol:
+        self: Symbol = torch.Tensor._make_wrapper_subclass(
+            Symbol, type_[0], strides=type_[1], dtype=type_[2], device=_CPU, requires_grad=False
+        )
+        self.recorder, self.node, self.type_, self.memory = recorder, node, type_, memory
+        memory.views.append(weakref.ref(self))
+        recorder.symbols.append(weakref.ref(self))
+        return self
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        for value in (*args, *(kwargs or {}).values()):
+            if type(value) is Symbol:
+                value.recorder.fail(f"{func} outside the recording")
+        raise Unsupported(f"{func} outside the recording")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+        return f"Symbol(%{self.node})"
+
+
+class Rule(NamedTuple):
+    """What to do with an operator."""
+
+    refuse: str = ""  # reason never to record it
+    functional: Any = None  # record this out-of-place form of it
+    alias: int | None = None  # the argument whose memory the result may share by the schema
+    special: Callable[[tuple[Any, ...], dict[str, Any]], str] | None = None  # reason to refuse this call, or ""
+    random: bool = False
+    inactive: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None  # then it returns its first argument
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    for i, formal in enumerate(func._schema.arguments):
+        if formal.name == name:
+            return args[i] if i < len(args) else kwargs.get(name, formal.default_value)
+    return None
+
+
+_DROPOUT = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+# They update running statistics, which their schema does not say.
+_STATISTICS = {
+    "batch_norm": "training", "instance_norm": "use_input_stats", "native_batch_norm": "training",
+    "_batch_norm_impl_index": "training", "cudnn_batch_norm": "training", "miopen_batch_norm": "training",
+    "_native_batch_norm_legit": "training", "_batch_norm_with_update": None,
+}  # fmt: skip
+_VALUE = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "is_set_to"}
+# Their results depend on where elements lie in memory, or on whether they share memory at all.
+_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter", "data", "_debug_has_internal_overlap"}
+
+
+@functools.cache
+def _rule(func: Any) -> Rule:
+    if not isinstance(func, torch._ops.OpOverload):
+        return Rule("higher-order operator")
+    schema, tags = func._schema, func.tags
+    name = schema.name.partition("::")[2]
+    random = torch.Tag.nondeterministic_seeded in tags
+    if func.namespace not in ("aten", "prims"):
+        return Rule("custom operator", random=True)
+    if name in _VALUE or torch.Tag.data_dependent_output in tags:
+        return Rule("value known at run time only")
+    if name in _MEMORY:
+        return Rule("depends on memory order", random=random)
+    if name in _DROPOUT or (name[:-1] in _DROPOUT and name.endswith("_")):
+        return Rule("random", random=True, inactive=lambda a, k: a[1] == 0 or not a[2])
+    if name == "scaled_dot_product_attention":
+
+        def drops(args: Any, kwargs: Any) -> str:
+            return "random" if _argument(func, args, kwargs, "dropout_p") else ""
+
+        return Rule(special=drops)
+    if random:
+        return Rule("random", random=True)
+    if name in _STATISTICS:
+        flag = _STATISTICS[name]
+
+        def updates(args: Any, kwargs: Any) -> str:
+            if flag is not None and not _argument(func, args, kwargs, flag):
+                return ""
+            return "running statistics" if _argument(func, args, kwargs, "running_mean") is not None else ""
+
+        return Rule(special=updates)
+    if not schema.returns:
+        return Rule("operator without result")
+    alias = next((i for i, a in enumerate(schema.arguments) if a.alias_info is not None), None)
+    if not schema.is_mutable:
+        return Rule(alias=alias if any(r.alias_info is not None for r in schema.returns) else None)
+    if name == "detach_":
+        return Rule(inactive=lambda a, k: True)
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    out_of_place = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
+    ordinary = name.endswith("_") and not name.startswith("_") and len(written) == 1 and alias == 0
+    if torch.Tag.inplace_view in tags or not ordinary or out_of_place is None or out_of_place._schema.is_mutable:
+        return Rule("writes in a way that is not replayed")
+    return Rule(functional=out_of_place)
+
+
+# --- result types ---------------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """`kind`: "tensor", "tensors" or "list" of such, "same" (argument `types`), "value" (a Python value: `types`)."""
+
+    kind: str
+    types: Any
+    shares: tuple[int, ...] = ()  # arguments whose memory the result shares; -1: one inside a list or keyword
+
+
+_outcomes: dict[Any, Outcome] = {}
+_inference = threading.Lock()
+
+
+@functools.cache
+def _fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    """Runs an operator on fake tensors."""
+    mode = _fake_mode()
+    owner: dict[int, int] = {}
+    fakes: list[torch.Tensor] = []
+
+    def fake(value: Any, position: int) -> Any:
+        if isinstance(value, torch.Tensor):
+            made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device="cpu")
+            owner[made.untyped_storage()._cdata] = position
+            fakes.append(made)
+            return made
+        if isinstance(value, (list, tuple)):
+            return type(value)(fake(v, -1) for v in value)
+        return value
+
+    def type_of(value: Any) -> Type | None:
+        if value is None:
+            return None
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
+            raise Unsupported(f"layout of the result of {func}")
+        return (tuple(value.shape), tuple(value.stride()), value.dtype)
+
+    def shares(values: Any) -> tuple[int, ...]:
+        found = {owner.get(v.untyped_storage()._cdata) for v in values if v is not None}
+        return tuple(sorted(i for i in found if i is not None))
+
+    with _inference, mode:
+        formal = [fake(a, i) for i, a in enumerate(args)]
+        named = {k: fake(a, -1) for k, a in kwargs.items()}
+        try:
+            out = func(*formal, **named)
+        except Exception as error:
+            raise Unsupported(f"no shape rule for {func}: {type(error).__name__}") from None
+        if isinstance(out, torch.Tensor):
+            for i, given in enumerate(formal):
+                if given is out:
+                    return Outcome("same", i)
+            return Outcome("tensor", type_of(out), shares([out]))
+        if isinstance(out, (list, tuple)) and out and all(v is None or isinstance(v, torch.Tensor) for v in out):
+            if any(v is f for v in out for f in fakes):
+                raise Unsupported(f"{func} hands arguments back")
+            return Outcome("list" if isinstance(out, list) else "tensors", [type_of(v) for v in out], shares(out))
+        if isinstance(out, (bool, int, float, torch.dtype)):
+            return Outcome("value", out)
+    raise Unsupported(f"result of {func}")
+
+
+# --- the recorder ---------------------------------------------------------------------------------------------------
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every ATen call. `state`: id of each parameter, buffer or plain attribute of the model -> its place."""
+
+    def __init__(self, state: dict[int, tuple[Kind, Slot]]) -> None:
+        super().__init__()
+        self.state = state
+        self.nodes: list[Node] = []
+        self.slots: dict[int, Slot] = {}
+        self.symbols: list[weakref.ref[Symbol]] = []
+        self.leaves: dict[int, tuple[int, Symbol, torch.Tensor]] = {}  # id of a leaf Symbol -> node, itself, original
+        self.known: dict[int, Symbol] = {}  # id of a real tensor that was there before -> its Symbol
+        self.made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self.written: dict[int, int] = {}  # placeholder -> node of its last value
+        self.foreign: list[tuple[torch.Tensor, torch.Tensor]] = []  # found lying around, and as it was then
+        self.failure: Unsupported | None = None
+        self._constants: dict[Any, int] = {}
+        self._bytes = 0
+
+    def fail(self, reason: str) -> Unsupported:
+        """Notes why the recording is lost."""
+        error = Unsupported(reason)
+        if self.failure is None:
+            self.failure = error
+        return error
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            with torch._C.DisableTorchFunction():  # not every call comes through Functions
+                return self.call(func, args, kwargs or {})
+        except Unsupported as error:
+            if self.failure is None:
+                self.failure = error
+            raise
+
+    # --- leaves -----------------------------------------------------------------------------------------------------
+
+    def leaf(self, tensor: torch.Tensor, kind: Kind, target: Any, slot: Slot | None = None) -> Symbol:
+        """A Symbol, and its placeholder, for a tensor that exists before the call."""
+        if type(tensor) not in _PLAIN:
+            raise Unsupported(f"tensor subclass {type(tensor).__name__}")
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise Unsupported(f"layout of {target}")
+        if tensor.is_conj() or tensor.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise Unsupported(f"lazy or wrapped tensor {target}")
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        index = len(self.nodes)
+        self.nodes.append(Node(f"{kind.value}_{target}", kind, target, meta=TensorMeta(dtype, shape, True)))
+        if slot is not None:
+            self.slots[index] = slot
+        symbol = Symbol.make(self, index, (shape, tuple(tensor.stride()), dtype), Memory(True))
+        self.leaves[id(symbol)] = (index, symbol, tensor)
+        return symbol
+
+    def symbol(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The Symbol of a real tensor that was there before; a tensor made while recording is returned as it is."""
+        key = id(tensor)
+        found = self.known.get(key)
+        if found is not None:
+            return found
+        if self.made.get(key) is tensor:
+            return tensor
+        place = self.state.get(key)
+        if place is not None:
+            made = self.leaf(tensor, place[0], place[1].name, place[1])
+        else:
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(
+                tensor, torch._subclasses.FakeTensor
+            ):
+                return tensor
+            self._count(tensor)
+            name = f"lifted_{len(self.foreign)}"
+            made = self.leaf(tensor, Kind.CONSTANT, name, Slot(name, {name: tensor}, name, constant=True))
+            with torch.inference_mode(False), torch.no_grad():
+                self.foreign.append((tensor, tensor.detach().clone()))
+        self.known[key] = made
+        return made
+
+    def constant(self, tensor: torch.Tensor) -> int:
+        """The node of a tensor that was made while recording, as it is now."""
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
+            raise Unsupported(f"constant of type {type(tensor).__name__}")
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        with torch.inference_mode(False), torch.no_grad():
+            copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+            raw = copy.reshape(-1).view(torch.uint8).numpy().tobytes() if copy.numel() else b""
+        key = (shape, dtype, raw if len(raw) < 64 else hashlib.blake2b(raw).digest())
+        index = self._constants.get(key)
+        if index is not None:
+            return index
+        index = self._constants[key] = len(self.nodes)
+        meta = TensorMeta(dtype, shape, True)
+        size = copy.element_size()
+        if copy.numel() > 1 and not dtype.is_complex and raw[size:] == raw[:-size]:  # one value throughout: no memory
+            value = copy.reshape(-1)[0].item()
+            call = {"dtype": dtype, "device": _CPU}
+            self.nodes.append(Node(f"full_{index}", Kind.CALL, aten.full.default, (list(shape), value), call, meta))
+            return index
+        self._count(copy)
+        name = f"constant_{index}"
+        self.nodes.append(Node(name, Kind.CONSTANT, name, meta=meta))
+        self.slots[index] = Slot(name, {name: copy}, name, constant=True)
+        return index
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        self._bytes += tensor.numel() * tensor.element_size()
+        if self._bytes > _MAX_CONSTANTS:
+            raise Unsupported("large constants")
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rule = _rule(func)
+        if torch.is_autocast_enabled("cpu"):
+            raise Unsupported("autocast region")
+        given = [self._mapped(a) for a in args]
+        named = {k: self._mapped(a) for k, a in kwargs.items()} if kwargs else kwargs
+        if not _any_symbol(given) and not (named and _any_symbol(named.values())):
+            return self._native(func, rule, args, kwargs)
+        if rule.inactive is not None and rule.inactive(args, kwargs):
+            return given[0]
+        reason = rule.refuse or (rule.special(args, kwargs) if rule.special is not None else "")
+        if reason:
+            raise Unsupported(f"{reason}: {func}")
+        if rule.functional is not None:
+            return self._write(func, rule.functional, given, named)
+        return self._record(func, rule, given, named)
+
+    def _mapped(self, value: Any) -> Any:
+        if type(value) is Symbol:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.symbol(value)
+        if type(value) is list or type(value) is tuple:
+            return [self._mapped(v) for v in value]
+        return value
+
+    def _native(self, func: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call on tensors made while recording: torch computes it now."""
+        if rule.random and not (rule.inactive is not None and rule.inactive(args, kwargs)):
+            raise Unsupported(f"{rule.refuse}: {func}")
+        reason = rule.special(args, kwargs) if rule.special is not None else ""
+        if reason:
+            raise Unsupported(f"{reason}: {func}")
+        out = func(*args, **kwargs)
+        for value in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(value, torch.Tensor):
+                self.made[id(value)] = value
+        return out
+
+    def _argument(self, value: Any) -> tuple[Any, Any]:
+        """A recorded argument, and what of it decides the result's type."""
+        kind = type(value)
+        if kind is Symbol:
+            return Ref(value.node), value.type_
+        if kind is int or kind is float or kind is bool or kind is str or kind is complex or value is None:
+            return value, (kind, value)
+        if isinstance(value, torch.Tensor):
+            return Ref(self.constant(value)), (tuple(value.shape), value.stride(), value.dtype)
+        if kind is list:
+            pairs = [self._argument(v) for v in value]
+            return [p[0] for p in pairs], tuple(p[1] for p in pairs)
+        if kind in (torch.dtype, torch.device, torch.layout, torch.memory_format):
+            return value, value
+        raise Unsupported(f"argument of type {kind.__name__}")
+
+    def _record(self, func: Any, rule: Rule, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        pairs = [self._argument(a) for a in args]
+        named = [(k, *self._argument(a)) for k, a in kwargs.items()]
+        key = (func, *(p[1] for p in pairs), *((k, t) for k, _, t in named))
+        outcome = _outcomes.get(key)
+        if outcome is None:
+            outcome = _infer(func, tuple(args), kwargs)
+            if len(_outcomes) >= _MAX_SHAPES:
+                _outcomes.clear()
+            _outcomes[key] = outcome
+        if outcome.kind == "same":
+            return args[outcome.types]
+        if outcome.kind == "value":
+            return outcome.types
+        index = len(self.nodes)
+        name = f"{func._schema.name.partition('::')[2]}_{index}"
+        refs, source = tuple(p[0] for p in pairs), _source()
+        memory = self._memory(rule, outcome, args, kwargs)
+        call = Node(name, Kind.CALL, func, refs, {k: ref for k, ref, _ in named}, None, source)
+        self.nodes.append(call)
+        if outcome.kind == "tensor":
+            call.meta = _meta(outcome.types)
+            return Symbol.make(self, index, outcome.types, memory or Memory(False))
+        call.meta = tuple(map(_meta, outcome.types))
+        results: list[Symbol | None] = []
+        for i, type_ in enumerate(outcome.types):
+            if type_ is None:
+                results.append(None)
+                continue
+            item = Node(f"{name}_{i}", Kind.CALL, operator.getitem, (Ref(index), i), {}, _meta(type_), source)
+            self.nodes.append(item)
+            results.append(Symbol.make(self, len(self.nodes) - 1, type_, memory or Memory(False)))
+        return results if outcome.kind == "list" else tuple(results)
+
+    def _memory(self, rule: Rule, outcome: Outcome, args: list[Any], kwargs: dict[str, Any]) -> Memory | None:
+        """The memory that a result shares. What shares more than one tensor's is never written after."""
+        sources = set(outcome.shares) | ({rule.alias} if rule.alias is not None else set())
+        if not sources:
+            return None
+        (first, *more) = sources
+        if not more and 0 <= first < len(args) and type(args[first]) is Symbol:
+            memory: Memory = args[first].memory
+            return memory
+        for symbol in _all_symbols((args, list(kwargs.values()))):
+            symbol.memory.frozen = True
+            self.leaves.pop(id(symbol), None)
+        return Memory(True)
+
+    def _write(self, func: Any, functional: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """An in-place call in its out-of-place form; `target` stands for the new value from here on."""
+        target = args[0]
+        if type(target) is not Symbol:
+            raise Unsupported(f"a constant is written: {func}")
+        leaf = self.leaves.get(id(target))
+        if leaf is not None and self.nodes[leaf[0]].kind not in (Kind.INPUT, Kind.STATE):
+            raise Unsupported(f"a constant is written: {func}")
+        if target.memory.frozen and leaf is None:
+            raise Unsupported(f"a view of an input or parameter is written: {func}")
+        views = target.memory.views
+        if any(other is not None and other is not target for other in (view() for view in views)):
+            raise Unsupported(f"memory is written that a view shares: {func}")
+        shape, _, dtype = target.type_
+        result = self._record(functional, _rule(functional), args, kwargs)
+        if type(result) is not Symbol or result.type_[0] != shape:
+            raise Unsupported(f"shape after {func}")
+        if result.type_[2] != dtype:
+            to = aten.to.dtype
+            result = self._record(to, _rule(to), [result, dtype], {})
+        if result is not target:
+            target.node = result.node
+            views[:] = [weakref.ref(target)]
+            if leaf is not None:
+                self.written[leaf[0]] = target.node
+        return target
+
+
+def _any_symbol(values: Any) -> bool:
+    return any(type(v) is Symbol or (type(v) is list and _any_symbol(v)) for v in values)
+
+
+def _all_symbols(value: Any) -> list[Symbol]:
+    if type(value) is Symbol:
+        return [value]
+    return [s for v in value for s in _all_symbols(v)] if isinstance(value, (list, tuple)) else []
+
+
+def _meta(type_: Type | None) -> TensorMeta | None:
+    return TensorMeta(type_[2], type_[0], True) if type_ is not None else None
+
+
+# --- what Python asks -----------------------------------------------------------------------------------------------
+
+# They look at memory, or hand it out, past the operators.
+_REFUSED = {
+    getattr(torch.Tensor, name)
+    for name in (
+        "data_ptr", "untyped_storage", "storage", "_typed_storage", "storage_offset", "_is_view", "numpy", "tolist",
+        "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "share_memory_", "is_shared", "register_hook",
+        "is_set_to", "__repr__", "__format__", "apply_", "map_",
+    )
+    if hasattr(torch.Tensor, name)
+} | {
+    getter
+    for name in ("_base", "_version", "grad", "__cuda_array_interface__")
+    if (getter := getattr(getattr(torch.Tensor, name, None), "__get__", None)) is not None
+}  # fmt: skip
+_GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_SETTERS = {
+    setter
+    for name in ("data", "grad", "real", "imag", "requires_grad")
+    if (setter := getattr(getattr(torch.Tensor, name, None), "__set__", None)) is not None
+}
+
+
+class Functions(TorchFunctionMode):
+    """Sees what Python asks of tensors, and puts Symbols in the place of those that were there before."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        recorder = self.recorder
+        try:
+            given = tuple(a if type(a) is Symbol else self._map(a) for a in args)
+            named = {k: self._map(v) for k, v in kwargs.items()} if kwargs else {}
+            symbols = given and (type(given[0]) is Symbol or _has_symbol((given, named)))
+            if symbols:
+                if func in _REFUSED or func in _SETTERS:
+                    raise Unsupported(f"Tensor.{getattr(func, '__name__', func)} past the operators")
+                if torch._C._functorch.maybe_current_level() is not None:
+                    raise Unsupported("functorch transform")
+            if func is _GET_DATA:
+                return recorder.__torch_dispatch__(aten.detach.default, (), given)
+            return func(*given, **named)
+        except Unsupported as error:
+            if recorder.failure is None:
+                recorder.failure = error
+            raise
+        except Exception as error:  # forward() may handle it: then eager, on real tensors, may go another way
+            recorder.fail(f"{type(error).__name__} in {getattr(func, '__name__', func)}: {str(error)[:200]}")
+            raise
+
+    def _map(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Symbol:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.recorder.symbol(value)
+        if kind is list or kind is tuple:
+            return kind(self._map(v) for v in value)
+        return value
+
+
+def _has_symbol(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(type(v) is Symbol or (isinstance(v, (list, tuple, dict)) and _has_symbol(v)) for v in value)
+    if isinstance(value, dict):
+        return _has_symbol(list(value.values()))
+    return type(value) is Symbol
+
+
+# --- source lines -----------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=65536)
+def _is_users(code: CodeType) -> bool:
+    file = os.path.abspath(code.co_filename)
+    return not file.startswith((_TORCH_DIR, _OWN_DIR))
+
+
+def _source() -> str:
+    """The innermost frame outside torch, as "file.py:12 in forward"."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not _is_users(frame.f_code):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame is not None else ""
