@@ -150,6 +150,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor)
 
 # In-place operators that change no value: their graphs need no functionalisation.
 _HARMLESS = {aten.detach_.default, aten.lift_fresh.default, aten._assert_tensor_metadata.default}
+# What is left in a graph of an assignment to `.data`.
+_SET_DATA = aten._has_compatible_shallow_copy_type.default
 
 
 def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Captured:
@@ -230,13 +232,19 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _mutates(graph_module: torch.fx.GraphModule) -> bool:
+def _calls(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     for module in graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            schema = getattr(node.target, "_schema", None)
-            if node.op == "call_function" and schema is not None and schema.is_mutable and node.target not in _HARMLESS:
-                return True
-    return False
+            if node.op == "call_function":
+                yield node
+
+
+def _is_plain(node: torch.fx.Node) -> bool:
+    """Whether a call neither writes nor belongs to a functorch transform (vmap leaves its levels in the graph)."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return not schema.is_mutable or node.target in _HARMLESS
+    return not str(getattr(node.target, "__module__", "")).startswith("torch._functorch")
 
 
 class _Reader:
@@ -244,9 +252,19 @@ class _Reader:
 
     def __init__(self, program: torch.export.ExportedProgram, signature: Signature, owner: Any, prefix: str) -> None:
         self.captured_count = sum(node.op == "call_function" for node in program.graph.nodes)
-        if _mutates(program.graph_module):
+        for node in _calls(program.graph_module):
+            if node.target is _SET_DATA:
+                where = source_of(node.meta.get("stack_trace"))
+                raise CompileError(
+                    f"`tensor.data = ...` at {where or 'unknown line'}: torch.export loses it; use copy_()"
+                )
+        if not all(map(_is_plain, _calls(program.graph_module))):
             # functionalises; the empty table keeps composite operators whole. Slow, hence only where needed.
             program = program.run_decompositions({})
+            if any(n.target is aten.unfold_backward.default for n in program.graph.nodes):
+                raise CompileError(
+                    "forward() writes through x.unfold(), which torch.export gets wrong; write into slices instead"
+                )
         self.program, self.signature, self.owner, self.prefix = program, signature, owner, prefix
         self.nodes: list[Node] = []
         self.slots: dict[int, Slot] = {}
