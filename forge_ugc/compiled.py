@@ -14,8 +14,10 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, Kind, TensorMeta
 from .containers import SameContainer
+from .errors import CompileError
 from .lowering import Lowered, lower
 from .lowering.outputs import Fresh, Known
+from .overlap import written_overlap
 from .report import Report
 from .signature import children, same_constant
 from .specialise import SymbolicInputs, Symbols
@@ -114,6 +116,10 @@ class CompiledModel:
         written = {w.writes for w in captured.writes}
         slots = {(id(s.where), s.key): s for i, s in captured.slots.items() if i not in written}
         self._watcher = Watcher(list(slots.values()))
+        nodes = [captured.nodes[i] for i in written if i is not None]
+        self._written_leaves = [node.target for node in nodes if node.kind is Kind.INPUT]
+        self._written_slots = [captured.slots[i] for i in written if i in captured.slots]
+        self._check_apart(example, list(captured.slots.values()), CompileError)
         self._example_shapes = self._key(example)
         symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
         self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: self._make_plan(symbols)})
@@ -172,6 +178,8 @@ class CompiledModel:
             self._warn_grad(leaves)
         if self._watcher.changed():
             self.refresh()
+        if self._written_leaves or self._written_slots:
+            self._check_apart(leaves, [], TypeError)
         plan = self._plan(leaves)
         containers = self._captured.containers
         found = containers.collect(self._signature, values) if containers is not None else []
@@ -190,6 +198,21 @@ class CompiledModel:
         if plan.plain and not found:
             return self._pack(results)
         return self._finish(plan, leaves, results, found)
+
+    def _check_apart(self, leaves: list[Any], state: list[Slot], error: type[Exception]) -> None:
+        """Raises `error` where a tensor that forward() writes shares memory with another input or one of `state`."""
+        written, paths = self._written_leaves, self._signature.paths
+        own = {(id(s.where), s.key) for s in self._written_slots}
+        others = [(s.name, s.tensor()) for s in state if (id(s.where), s.key) not in own]
+        pair = written_overlap(
+            [(paths[i], leaves[i]) for i in written] + [(s.name, s.tensor()) for s in self._written_slots],
+            [(paths[i], leaves[i]) for i, _, _ in self._tensors if i not in written] + others,
+        )
+        if pair is not None:
+            raise error(
+                f"{pair[0]} and {pair[1]} share memory, and forward() writes into it: a compiled model reads all inputs "
+                "before it writes any. Pass a clone() of one"
+            )
 
     def _finish(self, plan: Plan, leaves: list[Any], results: list[Any], found: list[Any]) -> Any:
         """Stores what forward() writes, then builds outputs that are the caller's own objects or views of them."""
