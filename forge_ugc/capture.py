@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .containers import Containers, Watch
 from .errors import CompileError, explain_export_failure, source_of
+from .overlap import written_overlap
 from .signature import Signature
 from .state import Slot, find_slot
 
@@ -173,7 +174,21 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     finally:
         torch.set_rng_state(rng)
     owner = model if isinstance(model, torch.nn.Module) else watch.module
-    return _Reader(program, signature, owner, watch.prefix).read(watch)
+    try:
+        return _Reader(program, signature, owner, watch.prefix).read(watch)
+    except CompileError:
+        raise
+    except Exception as error:
+        # functionalising fails, and says little, where what is written has other names
+        state = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
+        leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        inputs = [(f"input {i}", v) for i, v in enumerate(leaves)]
+        pair = written_overlap([*inputs, *state], [])
+        if pair is None:
+            raise explain_export_failure(error) from error
+        raise CompileError(
+            f"{pair[0]} and {pair[1]} share memory, and forward() writes into a tensor: give each memory of its own"
+        ) from error
 
 
 def _traceable(model: Any, arguments: Any) -> Any:

@@ -141,7 +141,7 @@ class _Lowering:
         if i not in self.used and not written:
             return None
         tensor = slot.tensor()
-        if written or not has_memory(tensor):
+        if written or not has_memory(tensor) or not self.carried(node.meta):
             return self.program_input(node.meta, slot)
         if tensor.dtype != node.meta.dtype or tuple(tensor.shape) != self.shape(node.meta):
             raise CompileError(
