@@ -11,6 +11,7 @@ import copy
 import enum
 import logging
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -165,7 +166,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     watch = Watch(traced, signature)
     rng = torch.get_rng_state()
     try:
-        with torch.no_grad(), _named_frames(model), _quiet():
+        with torch.no_grad(), _named_frames(model), _noticed_numbers(traced), _quiet():
             program = torch.export.export(
                 watch.module, args, kwargs, strict=False, dynamic_shapes=signature.dynamic_shapes(dynamic_shapes)
             )
@@ -216,6 +217,37 @@ def _traceable(model: Any, arguments: Any) -> Any:
     for t in tensors:
         fake(t)
     return copy.deepcopy(model, made.copy()), pytree.tree_map_only(torch.Tensor, fake, arguments)
+
+
+@contextlib.contextmanager
+def _noticed_numbers(model: Any) -> Iterator[None]:
+    """Warns of Python numbers on modules that forward() changes (torch does of tensors): export forgets the change."""
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+
+    def numbers() -> dict[str, Any]:
+        return {
+            f"{prefix}.{key}".lstrip("."): value
+            for prefix, module in model.named_modules()
+            for key, value in module.__dict__.items()
+            if type(value) in (bool, int, float, str)
+        }
+
+    before, after = numbers(), {}
+    handle = model.register_forward_hook(lambda *_: after.update(numbers()))
+    try:
+        yield
+    finally:
+        handle.remove()
+    changed = [name for name, value in before.items() if name in after and after[name] != value]
+    if changed:
+        warnings.warn(
+            f"forward() changes {', '.join(changed)} (of {type(model).__name__}): the compiled model leaves it as it is, "
+            "and computes with the value that it had while compiling; keep it in a buffer instead",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 @contextlib.contextmanager
