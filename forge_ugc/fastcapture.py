@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ except (ImportError, AttributeError) as error:  # another torch, without the nam
 
 __all__ = ["Unsupported", "capture_fast", "count_exported"]
 
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)
 _VALUES = (type(None), bool, int, float, str)
 
 
@@ -143,7 +145,7 @@ def _record(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dic
     recorder = Recorder(places)
     watch = Watch(model, signature)
     call = watch.module if watch.active else model
-    with _without_collector(), _unchanged(model, recorder), torch.inference_mode(), recorder, Functions(recorder):
+    with _without_collector(), _unchanged(model, recorder), _below_autograd(), recorder, Functions(recorder):
         with torch._C.DisableTorchFunction():
             args, kwargs = pytree.tree_unflatten(_inputs(recorder, signature, flat), spec)
         try:
@@ -151,10 +153,9 @@ def _record(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dic
         except Exception as error:
             raise recorder.failure or Unsupported(f"{type(error).__name__}: {str(error)[:200]}") from error
         del args, kwargs
-        leaves, out_spec = pytree.tree_flatten(result)
-        del result
-        values = [_output(recorder, leaf) for leaf in leaves]
-        del leaves
+    leaves, out_spec = pytree.tree_flatten(result)
+    values = [_output(recorder, leaf) for leaf in leaves]
+    del leaves, result
     if recorder.failure is not None:
         raise recorder.failure
     _check_writes(recorder)
@@ -215,23 +216,42 @@ def _without_collector() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _below_autograd() -> Iterator[None]:
+    """Operators skip autograd's kernels, which would take composite ones apart."""
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+@contextlib.contextmanager
 def _unchanged(model: Any, recorder: Recorder) -> Iterator[None]:
     """Puts back what forward() assigns to modules, and torch's generator; notes that it did."""
-    tables = []
+    tables: list[tuple[str, dict[Any, Any]]] = []
+    lists: list[tuple[str, list[Any]]] = []
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        for table in (module.__dict__, module._parameters, module._buffers, module._modules):
-            tables.append((module, table, dict(table)))
+        name = type(module).__name__
+        tables += [(name, t) for t in (module.__dict__, module._parameters, module._buffers, module._modules)]
+        for key, value in module.__dict__.items():
+            if key not in _OF_MODULES and isinstance(value, dict):
+                tables.append((f"{name}.{key}", value))
+            elif type(value) is list:
+                lists.append((f"{name}.{key}", value))
+    saved = [(name, table, dict(table)) for name, table in tables]
+    saved_lists = [(name, items, list(items)) for name, items in lists]
     generator = torch.get_rng_state()
     try:
         yield
     finally:
-        for module, table, before in tables:
+        for name, items, old in saved_lists:
+            if len(items) != len(old) or not all(map(operator.is_, items, old)):
+                items[:] = old
+                recorder.fail(f"forward() changes {name}")
+        for name, table, before in saved:
             if len(table) == len(before) and all(table.get(k, recorder) is v for k, v in before.items()):
                 continue
             names = [k for k in {**before, **table} if table.get(k, recorder) is not before.get(k, recorder)]
             table.clear()
             table.update(before)
-            recorder.fail(f"forward() sets {', '.join(map(str, names))} of {type(module).__name__}")
+            recorder.fail(f"forward() sets {', '.join(map(str, names))} of {name}")
         if not torch.equal(generator, torch.get_rng_state()):
             torch.set_rng_state(generator)
             recorder.fail("forward() draws random numbers")
@@ -273,7 +293,7 @@ def _check_leaks(recorder: Recorder) -> None:
             return
         gc.collect(generation)
     if alive():
-        raise Unsupported("forward() keeps a tensor")
+        raise Unsupported("forward() keeps a tensor", early=True)
 
 
 def _prune(recorder: Recorder, values: list[Any]) -> tuple[list[Node], dict[int, Slot], list[Output], list[Output]]:

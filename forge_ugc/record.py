@@ -7,7 +7,7 @@ Three kinds of tensor meet while recording:
 - any other real tensor was there before: the model's state is mapped to its Symbol, the rest to constants.
 
 Two modes, both local to the thread, see every call: `Functions` what Python asks of a tensor, `Recorder` each ATen
-operator. Nothing of the model is replaced. Under inference mode composite operators (linear, layer_norm, ...) arrive
+operator. Nothing of the model is replaced. Below autograd composite operators (linear, layer_norm, ...) arrive
 whole, as in torch.export's graph. Result types and aliasing come from fake tensors, once for each operator and types.
 
 What is not certainly right raises Unsupported; the capture is then lost even if forward() catches it.
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .capture import Kind, Node, Ref, TensorMeta
 from .errors import _OWN_DIR, _TORCH_DIR
@@ -115,6 +115,7 @@ def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
     return None
 
 
+_LIFT = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default}
 _DROPOUT = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 # They update running statistics, which their schema does not say.
 _STATISTICS = {
@@ -310,14 +311,19 @@ class Recorder(TorchDispatchMode):
         if place is not None:
             made = self.leaf(tensor, place[0], place[1].name, place[1])
         else:
-            if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(
-                tensor, torch._subclasses.FakeTensor
-            ):
+            if isinstance(tensor, torch._subclasses.FakeTensor):
+                return tensor
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                inner = tensor
+                while torch._C._functorch.is_functorch_wrapped_tensor(inner):
+                    inner = torch._C._functorch.get_unwrapped(inner)
+                if type(inner) is Symbol or self.made.get(id(inner)) is not inner:
+                    raise Unsupported("functorch transform")
                 return tensor
             self._count(tensor)
             name = f"lifted_{len(self.foreign)}"
             made = self.leaf(tensor, Kind.CONSTANT, name, Slot(name, {name: tensor}, name, constant=True))
-            with torch.inference_mode(False), torch.no_grad():
+            with _disable_current_modes(), torch.no_grad():
                 self.foreign.append((tensor, tensor.detach().clone()))
         self.known[key] = made
         return made
@@ -327,7 +333,7 @@ class Recorder(TorchDispatchMode):
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
             raise Unsupported(f"constant of type {type(tensor).__name__}")
         shape, dtype = tuple(tensor.shape), tensor.dtype
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
             raw = copy.reshape(-1).view(torch.uint8).numpy().tobytes() if copy.numel() else b""
         key = (shape, dtype, raw if len(raw) < 64 else hashlib.blake2b(raw).digest())
@@ -357,8 +363,8 @@ class Recorder(TorchDispatchMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = _rule(func)
-        if torch.is_autocast_enabled("cpu"):
-            raise Unsupported("autocast region")
+        if func in _LIFT and type(args[0]) is torch.Tensor and id(args[0]) not in self.known:
+            self.made.setdefault(id(args[0]), args[0])  # torch.tensor(...), just made
         given = [self._mapped(a) for a in args]
         named = {k: self._mapped(a) for k, a in kwargs.items()} if kwargs else kwargs
         if not _any_symbol(given) and not (named and _any_symbol(named.values())):
@@ -374,6 +380,8 @@ class Recorder(TorchDispatchMode):
 
     def _mapped(self, value: Any) -> Any:
         if type(value) is Symbol:
+            if value.recorder is not self:
+                raise Unsupported("a tensor of another recording")
             return value
         if isinstance(value, torch.Tensor):
             return self.symbol(value)
@@ -540,11 +548,15 @@ class Functions(TorchFunctionMode):
             if symbols:
                 if func in _REFUSED or func in _SETTERS:
                     raise Unsupported(f"Tensor.{getattr(func, '__name__', func)} past the operators")
+                if torch.is_autocast_enabled("cpu"):
+                    raise Unsupported("autocast region")
                 if torch._C._functorch.maybe_current_level() is not None:
                     raise Unsupported("functorch transform")
             if func is _GET_DATA:
                 return recorder.__torch_dispatch__(aten.detach.default, (), given)
-            return func(*given, **named)
+            out = func(*given, **named)
+            # the caller's own object again: `module.count += 1` assigns it
+            return args[0] if given and out is given[0] else out
         except Unsupported as error:
             if recorder.failure is None:
                 recorder.failure = error
