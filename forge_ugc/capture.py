@@ -164,19 +164,32 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     signature = Signature.of_callable(model, args, kwargs)
     traced, (args, kwargs) = _traceable(model, signature.canonical(args, kwargs))
     watch = Watch(traced, signature)
+    shapes = signature.dynamic_shapes(dynamic_shapes)
+    grown = _at_least_two(signature, args, kwargs, shapes) if shapes else None
     rng = torch.get_rng_state()
-    try:
+
+    def export(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
         with torch.no_grad(), _named_frames(model), _noticed_numbers(traced), _quiet():
-            program = torch.export.export(
-                watch.module, args, kwargs, strict=False, dynamic_shapes=signature.dynamic_shapes(dynamic_shapes)
-            )
+            return torch.export.export(watch.module, args, kwargs, strict=False, dynamic_shapes=shapes)
+
+    try:
+        try:
+            program = export(*(grown or (args, kwargs)))
+        except Exception:
+            if grown is None:
+                raise
+            program = export(args, kwargs)
     except Exception as error:
         raise explain_export_failure(error) from error
     finally:
         torch.set_rng_state(rng)
     owner = model if isinstance(model, torch.nn.Module) else watch.module
     try:
-        return _Reader(program, signature, owner, watch.prefix).read(watch)
+        captured = _Reader(program, signature, owner, watch.prefix).read(watch)
+        if not any(getattr(dim, "min", None) == 2 for dim in pytree.tree_leaves(shapes)):
+            # nobody asked for 2 or more: torch takes it for granted of every size that it keeps open
+            captured.guards = [(s, 0 if least == 2 else least, most) for s, least, most in captured.guards]
+        return captured
     except CompileError:
         raise
     except Exception as error:
@@ -190,6 +203,35 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         raise CompileError(
             f"{pair[0]} and {pair[1]} share memory, and forward() writes into a tensor: give each memory of its own"
         ) from error
+
+
+def _at_least_two(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The example with 2 for each dynamic size that is 1, which torch.export takes for fixed; None if there is none."""
+    changed = False
+
+    def grow(value: Any, shape: Any) -> Any:
+        nonlocal changed
+        if isinstance(value, torch.Tensor):
+            sizes = shape.items() if isinstance(shape, dict) else enumerate(shape or ())
+            for d, size in sizes:
+                if size is not None and not isinstance(size, int) and -value.dim() <= d < value.dim():
+                    if value.shape[d] == 1 and size is not torch.export.Dim.STATIC:
+                        value, changed = value.repeat_interleave(2, d), True
+            return value
+        if type(value) is dict and isinstance(shape, dict):
+            return {k: grow(v, shape.get(k)) for k, v in value.items()}
+        if type(value) in (list, tuple) and isinstance(shape, (list, tuple)) and len(shape) == len(value):
+            return type(value)(map(grow, value, shape))
+        return value
+
+    values = [*args, *kwargs.values()]
+    by_name = isinstance(shapes, dict)
+    each = [shapes.get(label) for label in signature.labels] if by_name else [*shapes, *[None] * len(values)]
+    with torch.no_grad():
+        values = [grow(value, shape) for value, shape in zip(values, each, strict=False)]
+    return (tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))) if changed else None
 
 
 def _traceable(model: Any, arguments: Any) -> Any:
