@@ -64,7 +64,9 @@ def test_default_epsilon_of_rms_norm(dtype: torch.dtype) -> None:
 
 def test_integers_wrap_and_do_not_pass_through_floats() -> None:
     i, u = torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32), torch.tensor([250, 3], dtype=torch.uint8)
-    same(lambda i, u: (i + 1, i * 2, -i, i.abs(), u + 10, u - 5, -u, u << 1, u.sum(), u.cumsum(0), u * 2.5, 3 - u), i, u)
+    same(
+        lambda i, u: (i + 1, i * 2, -i, i.abs(), u + 10, u - 5, -u, u << 1, u.sum(), u.cumsum(0), u * 2.5, 3 - u), i, u
+    )
     big = torch.tensor([2**53 + 1, -(2**62) - 1, 2**63 - 1])
     same(lambda x: (x + (2**53 + 1), x == 2**53 + 1, x // 3, x % 1000, x.max(), torch.where(x > 0, x, 2**60 + 1)), big)
 
