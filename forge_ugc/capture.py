@@ -175,8 +175,10 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     try:
         try:
             program = export(*(grown or (args, kwargs)))
-        except Exception:
-            if grown is None:
+        except Exception as first:
+            if "not a known type" in str(first) and not watch.active:
+                watch = Watch(traced, signature, always=True)  # sees the result, and makes its dataclasses known
+            elif grown is None:
                 raise
             program = export(args, kwargs)
     except Exception as error:
@@ -285,8 +287,8 @@ def _noticed_numbers(model: Any) -> Iterator[None]:
     changed = [name for name, value in before.items() if name in after and after[name] != value]
     if changed:
         warnings.warn(
-            f"forward() changes {', '.join(changed)} (of {type(model).__name__}): the compiled model leaves it as it is, "
-            "and computes with the value that it had while compiling; keep it in a buffer instead",
+            f"forward() changes {', '.join(changed)} (of {type(model).__name__}): the compiled model leaves it as it "
+            "is, and computes with the value that it had while compiling; keep it in a buffer instead",
             UserWarning,
             stacklevel=5,
         )

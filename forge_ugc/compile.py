@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from . import _core
 from .capture import Captured, capture_export
 from .compiled import CompiledModel, Options
-from .containers import check_cache, register_caches
+from .containers import check_cache, register_caches, register_dataclasses
 from .errors import CompileError, FallbackWarning
 from .fastcapture import Unsupported, capture_fast, count_exported
 from .report import Report
@@ -127,6 +127,7 @@ def _capture(
         state = []
     else:
         raise TypeError(f"model: expected an nn.Module, a function or an ExportedProgram, given {type(model).__name__}")
+    register_dataclasses((args, kwargs))
     leaves = pytree.tree_leaves((args, kwargs))
     register_caches(model, leaves)
     leaves = pytree.tree_leaves((args, kwargs))

@@ -210,8 +210,8 @@ class CompiledModel:
         )
         if pair is not None:
             raise error(
-                f"{pair[0]} and {pair[1]} share memory, and forward() writes into it: a compiled model reads all inputs "
-                "before it writes any. Pass a clone() of one"
+                f"{pair[0]} and {pair[1]} share memory, and forward() writes into it: a compiled model reads all "
+                "inputs before it writes any. Pass a clone() of one"
             )
 
     def _finish(self, plan: Plan, leaves: list[Any], results: list[Any], found: list[Any]) -> Any:
@@ -220,7 +220,7 @@ class CompiledModel:
 
         def place(where: int | Slot | Fresh) -> torch.Tensor:
             if isinstance(where, Fresh):
-                return results[where.index]  # type: ignore[no-any-return]
+                return results[where.index]
             tensor: torch.Tensor = leaves[where] if type(where) is int else where.tensor()  # type: ignore[union-attr]
             return tensor
 

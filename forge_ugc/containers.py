@@ -6,6 +6,7 @@ caller's own objects after each call (`Containers.adopt`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -60,10 +61,10 @@ class Containers:
 class Watch:
     """The module that is exported instead of the caller's, when it is a function or its arguments hold containers."""
 
-    def __init__(self, model: Any, signature: Signature) -> None:
+    def __init__(self, model: Any, signature: Signature, always: bool = False) -> None:
         self._signature = signature
         mutable = any(_has_mutable(spec) for spec in signature.specs)
-        self.active = mutable or not isinstance(model, torch.nn.Module)
+        self.active = always or mutable or not isinstance(model, torch.nn.Module)
         self.module: torch.nn.Module = model
         self.prefix = ""
         if self.active:
@@ -82,6 +83,7 @@ class Watch:
         before = [pytree.tree_flatten(c) for c in found]
         lengths = [_lengths(c) for c in found]
         result = call(*args, **kwargs)
+        register_dataclasses(result)
         numbers = {id(c): i for i, c in enumerate(found)}
         leaves, self._spec = pytree.tree_flatten(result, is_leaf=lambda v: id(v) in numbers)
         self._leaves = [SameContainer(numbers[id(v)]) if id(v) in numbers else None for v in leaves]
@@ -156,6 +158,15 @@ def _watching(model: Any, watch: Watch) -> torch.nn.Module:
     rest = [p for p in taken if p.kind is not p.POSITIONAL_ONLY]
     Watching.forward.__signature__ = own.replace(parameters=[first, *leading, *rest])  # type: ignore[attr-defined]
     return Watching()
+
+
+def register_dataclasses(tree: Any) -> None:
+    """Makes the dataclasses in `tree` pytrees, as transformers does with its own."""
+    while found := {
+        type(leaf) for leaf in pytree.tree_leaves(tree) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+    }:
+        for kind in found:
+            torch.export.register_dataclass(kind)
 
 
 # --- transformers' caches ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -171,7 +172,34 @@ def test_numbers_that_forward_changes_are_warned_of() -> None:
     assert model.calls == 0 and model.table is None
 
 
-# --- types that C does not carry ----------------------------------------------------------------------------------------
+@dataclasses.dataclass
+class Inner:
+    a: torch.Tensor
+    n: int
+    none: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    items: list[Any]
+
+
+class Dataclasses(nn.Module):
+    def forward(self, x: torch.Tensor) -> Outer:
+        return Outer(Inner(x + 1, 3), [x * 2, None])
+
+
+def test_dataclasses_in_and_out() -> None:
+    x = randn(2, 4)
+    out = forge_ugc.compile(Dataclasses().eval(), x)(x)
+    assert type(out) is Outer and type(out.inner) is Inner and out.inner.n == 3 and out.inner.none is None
+    assert torch.equal(out.inner.a, x + 1) and torch.equal(out.items[0], x * 2) and out.items[1] is None
+    forge = forge_ugc.compile(lambda d: d.a * d.n, (Inner(x, 2),))
+    assert torch.equal(forge(Inner(x + 1, 2)), (x + 1) * 2)
+
+
+# --- types that C does not carry --------------------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
@@ -197,7 +225,7 @@ def test_inputs_of_odd_types() -> None:
     )  # fmt: skip
 
 
-# --- dynamic shapes -----------------------------------------------------------------------------------------------------
+# --- dynamic shapes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [torch.export.Dim("n"), torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO])
@@ -210,7 +238,7 @@ def test_an_example_of_size_one_keeps_the_dimension_open(size: Any) -> None:
             assert_same(model(x), forge(x))
 
 
-# --- regions ------------------------------------------------------------------------------------------------------------
+# --- regions ----------------------------------------------------------------------------------------------------------
 
 
 def test_regions_inside_forward() -> None:
