@@ -21,7 +21,7 @@ from .overlap import written_overlap
 from .report import Report
 from .signature import children, same_constant
 from .specialise import SymbolicInputs, Symbols
-from .state import Slot, Watcher, has_memory
+from .state import Slot, Structure, Watcher, has_memory
 from .table import OBJECT
 
 _CACHE = 16  # programs for different shapes that are kept
@@ -116,6 +116,7 @@ class CompiledModel:
         written = {w.writes for w in captured.writes}
         slots = {(id(s.where), s.key): s for i, s in captured.slots.items() if i not in written}
         self._watcher = Watcher(list(slots.values()))
+        self._structure = Structure(model)
         nodes = [captured.nodes[i] for i in written if i is not None]
         self._written_leaves = [node.target for node in nodes if node.kind is Kind.INPUT]
         self._written_slots = [captured.slots[i] for i in written if i in captured.slots]
@@ -176,6 +177,8 @@ class CompiledModel:
                 )
         if not self._warned_grad and torch.is_grad_enabled():
             self._warn_grad(leaves)
+        if self._structure.changed():
+            raise RuntimeError("a submodule was replaced, added or removed after compiling; compile the model again")
         if self._watcher.changed():
             self.refresh()
         if self._written_leaves or self._written_slots:
@@ -358,6 +361,7 @@ class CompiledModel:
             other._model, other._captured = model, replace(self._captured, slots=slots)
             watched = [s._replace(where=moved.get(id(s.where), s.where)) for s in self._watcher.slots]
             other._watcher = Watcher(watched)
+            other._structure = Structure(model)
             other._plans = OrderedDict()
             other.__dict__.pop("_text_program", None)
         other.refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any, NamedTuple
 
@@ -80,6 +81,20 @@ class Watcher:
         return [tensors[i]._version for i in self._counted] != self._versions or [
             tensors[i].data_ptr() for i in self._addressed
         ] != self._pointers
+
+
+class Structure:
+    """Notices that a submodule was replaced, added or removed: then the captured graph is another model's."""
+
+    def __init__(self, model: Any) -> None:
+        modules = [m for m in model.modules() if m._modules] if isinstance(model, torch.nn.Module) else []
+        self._tables = [module._modules for module in modules]
+        self._children = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
+
+    def changed(self) -> bool:
+        """Whether a module that had children has others now."""
+        now = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
+        return len(now) != len(self._children) or not all(map(operator.is_, now, self._children))
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -197,6 +198,16 @@ def test_dataclasses_in_and_out() -> None:
     assert torch.equal(out.inner.a, x + 1) and torch.equal(out.items[0], x * 2) and out.items[1] is None
     forge = forge_ugc.compile(lambda d: d.a * d.n, (Inner(x, 2),))
     assert torch.equal(forge(Inner(x + 1, 2)), (x + 1) * 2)
+
+
+def test_replaced_submodules_are_an_error() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4))).eval()
+    forge = forge_ugc.compile(model, randn(2, 4))
+    inner, twin = model[1], copy.deepcopy(forge)
+    inner[0] = nn.GELU()
+    with pytest.raises(RuntimeError, match="submodule was replaced"):
+        forge(randn(2, 4))
+    twin(randn(2, 4))
 
 
 # --- types that C does not carry --------------------------------------------------------------------------------------
