@@ -28,7 +28,8 @@ def pattern(*groups: Any) -> list[int]:
 
 def views_of_new(x: torch.Tensor) -> Any:
     y = x + 1
-    return y, y.view(-1), y[1:], y.t(), y, (y * 2).split(2), y.unbind(0)[1]
+    z = y * 2
+    return y, y.view(-1), y[1:], y.t(), y, z.split(2), y.unbind(0)[1], y.clone(), x.clone(), x.clone(), z.t(), z + 0
 
 
 def views_of_inputs(x: torch.Tensor) -> Any:

@@ -55,7 +55,7 @@ class OutputPlan:
 def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols) -> OutputPlan:
     """Decides for each output of forward() which of Fresh, Known, Alias or SameContainer it is."""
     plan = OutputPlan()
-    positions: dict[int, int] = {}
+    positions: dict[tuple[int, int | None], int] = {}
     made: dict[int, Any] = {}
     written = {w.value.index: w.writes for w in captured.writes if isinstance(w.value, Ref)}
     targets = {w.writes for w in captured.writes}
@@ -66,11 +66,14 @@ def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols) -> Output
     # a new tensor that several outputs are views of is handed out once, the views are replayed on it
     views = Counter(base for base, _ in paths.values() if isinstance(base, Fresh))
 
-    def fresh(value: Value) -> int:
-        if value.id not in positions:
-            positions[value.id] = len(plan.values)
+    def fresh(value: Value, origin: int | None = None) -> int:
+        """Its position among the program's outputs: one for each node that eager has memory for. None: any will do."""
+        key = positions.get((value.id, origin))
+        if key is None:
+            key = positions[value.id, origin] = len(plan.values)
+            positions.setdefault((value.id, None), key)
             plan.values.append(value)
-        return positions[value.id]
+        return key
 
     def make(index: int) -> Any:
         base, steps = paths[index]
@@ -78,8 +81,8 @@ def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols) -> Output
             return Alias(base, steps)
         whole, known = env[base.index], env[index]
         if steps and views[base] > 1 and isinstance(whole, Value) and isinstance(known, Value):
-            return Alias(Fresh(fresh(whole)), steps)
-        return Fresh(fresh(known)) if isinstance(known, Value) else Known(known)
+            return Alias(Fresh(fresh(whole, base.index)), steps)
+        return Fresh(fresh(known, base.index)) if isinstance(known, Value) else Known(known)
 
     def decide(value: Any) -> Any:
         if isinstance(value, SameContainer):
