@@ -23,7 +23,6 @@ op_db_module = pytest.importorskip("torch.testing._internal.common_methods_invoc
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 NATIVE_FLOOR = 0.70  # of the (operator, dtype) pairs that export; raise it with every operator that becomes native
-SEED = 42  # what the database's own wrappers of random operators seed with, out of an export's sight
 SEED = 42  # the database seeds random operators inside the call with this, which no exported graph can hold
 SAMPLES = 2  # a pair in the quick form; the slow form takes 12
 
