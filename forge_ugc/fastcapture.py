@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ except (ImportError, AttributeError) as error:  # another torch, without the nam
 __all__ = ["Unsupported", "capture_fast", "count_exported"]
 
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
+_recording = threading.RLock()  # one at a time: torch has flags that are the process's
 _VALUES = (type(None), bool, int, float, str)
 
 
@@ -46,15 +48,16 @@ def capture_fast(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dyna
     try:
         _refuse_early(model, dynamic_shapes)
         signature = Signature.of_callable(model, args, kwargs)
-        try:
-            return _record(model, signature, *signature.canonical(args, kwargs))
-        except Unsupported as first:
-            # some models read values in eager mode that they do without while exporting
-            exporting = _exporting_context()
-            if first.early or exporting is None:
-                raise
-            with exporting:
+        with _recording:
+            try:
                 return _record(model, signature, *signature.canonical(args, kwargs))
+            except Unsupported as first:
+                # some models read values in eager mode that they do without while exporting
+                exporting = _exporting_context()
+                if first.early or exporting is None:
+                    raise
+                with exporting:
+                    return _record(model, signature, *signature.canonical(args, kwargs))
     except Unsupported:
         raise
     except Exception as error:
@@ -145,7 +148,14 @@ def _record(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dic
     recorder = Recorder(places)
     watch = Watch(model, signature)
     call = watch.module if watch.active else model
-    with _without_collector(), _unchanged(model, recorder), _below_autograd(), recorder, Functions(recorder):
+    with (
+        _without_collector(),
+        _without_dynamo(),
+        _unchanged(model, recorder),
+        _below_autograd(),
+        recorder,
+        Functions(recorder),
+    ):
         with torch._C.DisableTorchFunction():
             args, kwargs = pytree.tree_unflatten(_inputs(recorder, signature, flat), spec)
         try:
@@ -185,6 +195,8 @@ def _inputs(recorder: Recorder, signature: Signature, flat: list[Any]) -> list[A
         if isinstance(value, torch.Tensor):
             if id(value) in recorder.state:
                 raise Unsupported("an input is a tensor of the model", early=True)
+            if value.__dict__:
+                raise Unsupported(f"input {signature.paths[number]} has attributes of its own", early=True)
             given.append(recorder.leaf(value, Kind.INPUT, number))
         elif isinstance(value, _VALUES):
             recorder.nodes.append(Node(f"input_{number}", Kind.INPUT, number, meta=value))
@@ -220,6 +232,20 @@ def _below_autograd() -> Iterator[None]:
     """Operators skip autograd's kernels, which would take composite ones apart."""
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+@contextlib.contextmanager
+def _without_dynamo() -> Iterator[None]:
+    """What forward() would compile (torch.cond does) runs as it is; dynamo would remember that it failed."""
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    try:
+        yield
+    finally:
+        if "torch._dynamo" in sys.modules:
+            sys.modules["torch._dynamo"].reset()
 
 
 @contextlib.contextmanager
@@ -326,8 +352,9 @@ def _prune(recorder: Recorder, values: list[Any]) -> tuple[list[Node], dict[int,
     for index, node in enumerate(nodes):
         if index in live or node.kind is Kind.INPUT:
             number[index] = len(kept)
-            kwargs = {k: renumber(v) for k, v in node.kwargs.items()} if node.kwargs else {}
-            kept.append(replace(node, args=renumber(node.args), kwargs=kwargs))
+            node.args = renumber(node.args)
+            node.kwargs = {k: renumber(v) for k, v in node.kwargs.items()}
+            kept.append(node)
     slots = {number[i]: slot for i, slot in recorder.slots.items() if i in number}
     outputs = [Output(renumber(v)) for v in values]
     writes = [Output(Ref(number[v]), number[leaf]) for leaf, v in recorder.written.items()]

@@ -90,7 +90,7 @@ class Symbol(torch.Tensor):
                 value.recorder.fail(f"{func} outside the recording")
         raise Unsupported(f"{func} outside the recording")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Symbol(%{self.node})"
 
 
@@ -263,6 +263,10 @@ class Recorder(TorchDispatchMode):
         self.failure: Unsupported | None = None
         self._constants: dict[Any, int] = {}
         self._bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import dynamo, for a second, to wrap __torch_dispatch__
 
     def fail(self, reason: str) -> Unsupported:
         """Notes why the recording is lost."""

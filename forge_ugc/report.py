@@ -84,7 +84,9 @@ class Report:
         return self.__dict__
 
     def _captured(self) -> str:
-        return f"{self._recorded} recorded" if self._recorded else f"{self._data['nodes_captured']} captured"
+        return (
+            f"{self._recorded} captured by recording" if self._recorded else f"{self._data['nodes_captured']} captured"
+        )
 
     def _summary(self) -> list[tuple[str, str]]:
         d = self._data

@@ -551,6 +551,59 @@ def promotion(m, a):
     return a * 2, a * torch.tensor(2.0, dtype=torch.float64), i * 2.5, a.half() * torch.tensor(1.5), a.long() + i
 
 
+def _attributed() -> tuple[Any, tuple[Any, ...]]:
+    a = x()
+    a.scale = 3.0
+    return Call(lambda m, a: a * getattr(a, "scale", 1.0)).eval(), (a,)
+
+
+DECLINES["input_with_attribute"] = _attributed
+
+
+@declines()
+def tensor_from_elements(m, a):
+    return torch.tensor([a[0, 0], a[1, 1]]) * 2
+
+
+@declines()
+def member(m, a):
+    return a * 2 if a[0, 0] in [1.0, 2.0] else a
+
+
+@takes()
+def script_function(m, a):
+    return _scripted(a) + 1
+
+
+@takes()
+def custom_autograd(m, a):
+    return Squares.apply(m.lin(a))
+
+
+@takes()
+def checkpointed(m, a):
+    return torch.utils.checkpoint.checkpoint(m.lin, a, use_reentrant=False)
+
+
+@takes(buf=lambda: torch.zeros(4))
+def view_of_written_buffer(m, a):
+    m.buf.copy_(a[0])
+    m.buf.mul_(2)
+    return m.buf[1:], m.buf, a[0]
+
+
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a * a
+
+
+@torch.jit.script
+def _scripted(a: torch.Tensor) -> torch.Tensor:
+    return torch.relu(a) * 2
+
+
 # --- things around a module -------------------------------------------------------------------------------------------
 
 
