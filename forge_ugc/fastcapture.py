@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import operator
 import sys
 import threading
@@ -111,8 +112,6 @@ def _refuse_early(model: Any, dynamic_shapes: Any) -> None:
         where = f"{name or 'the model'} ({type(module).__name__})"
         if module.training:
             refuse(f"{where} is in training mode")
-        if module._forward_hooks or module._forward_pre_hooks:
-            refuse(f"{where} has hooks")
         if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in ("OptimizedModule", "GraphModule"):
             refuse(f"{where} is compiled code")
 
@@ -151,6 +150,7 @@ def _record(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dic
     with (
         _without_collector(),
         _without_dynamo(),
+        _quiet(),
         _unchanged(model, recorder),
         _below_autograd(),
         recorder,
@@ -228,6 +228,18 @@ def _without_collector() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging operators that have no shape rule: they are declined."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
 def _below_autograd() -> Iterator[None]:
     """Operators skip autograd's kernels, which would take composite ones apart."""
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
@@ -257,7 +269,7 @@ def _unchanged(model: Any, recorder: Recorder) -> Iterator[None]:
         name = type(module).__name__
         tables += [(name, t) for t in (module.__dict__, module._parameters, module._buffers, module._modules)]
         for key, value in module.__dict__.items():
-            if key not in _OF_MODULES and isinstance(value, dict):
+            if isinstance(value, dict) and (key not in _OF_MODULES or key.startswith("_forward")):  # hooks
                 tables.append((f"{name}.{key}", value))
             elif type(value) is list:
                 lists.append((f"{name}.{key}", value))

@@ -616,8 +616,15 @@ def _hooked(kind: str) -> tuple[Any, tuple[Any, ...]]:
     return m, (x(),)
 
 
-DECLINES["hook"] = lambda: _hooked("post")
-DECLINES["pre_hook"] = lambda: _hooked("pre")
+def _keeping() -> tuple[Any, tuple[Any, ...]]:
+    m, kept = Call(lambda m, a: m.lin(a)).eval(), []
+    m.lin.register_forward_hook(lambda module, args, out: kept.append(out))
+    return m, (x(),)
+
+
+TAKES["hook"] = lambda: _hooked("post")
+TAKES["pre_hook"] = lambda: _hooked("pre")
+DECLINES["hook_that_keeps"] = _keeping
 
 
 def _script() -> tuple[Any, tuple[Any, ...]]:

@@ -230,6 +230,16 @@ def test_interrupt_leaves_the_model_as_it_was(error):
         assert_same(model(x()), forge_ugc.compile(model, x(), capture="auto")(x()))
 
 
+def test_hooks_that_forward_installs_are_taken_back():
+    model, kwargs = tiny("Llama")
+    hooks = [dict(m._forward_hooks) for m in model.modules()]
+    with pytest.raises(Unsupported):
+        capture_fast(model, (), {**kwargs, "output_hidden_states": True})
+    assert [dict(m._forward_hooks) for m in model.modules()] == hooks
+    with torch.no_grad():
+        assert len(model(**kwargs, output_hidden_states=True).hidden_states) == 3
+
+
 def test_other_threads_may_call_the_model_meanwhile():
     model, inputs, wrong, stop = Two().eval(), x(), [], threading.Event()
     with torch.no_grad():
