@@ -229,12 +229,8 @@ def _at_least_two(
         return value
 
     values = [*args, *kwargs.values()]
-    if isinstance(shapes, dict):
-        nested = [v for name, v in shapes.items() if name not in signature.labels and isinstance(v, dict)]
-        named = {k: v for group in (*nested, shapes) for k, v in group.items()}
-        each = [named.get(label) for label in signature.labels]
-    else:
-        each = [*shapes, *[None] * len(values)]
+    by_name = isinstance(shapes, dict)
+    each = [shapes.get(label) for label in signature.labels] if by_name else [*shapes, *[None] * len(values)]
     with torch.no_grad():
         values = [grow(value, shape) for value, shape in zip(values, each, strict=False)]
     return (tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))) if changed else None

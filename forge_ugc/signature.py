@@ -78,13 +78,11 @@ class Signature:
         """`dynamic_shapes` as torch.export wants it: by parameter name, a parameter that is not named being static."""
         if not isinstance(shapes, dict) or self.parameters is None:
             return shapes
-        rest = [p.name for p in self.parameters.parameters.values() if p.kind is p.VAR_KEYWORD]
-        named = [label for label in self.labels if label in self.parameters.parameters]
-        others = [label for label in self.labels if label not in self.parameters.parameters]  # taken by **kwargs
-        if not set(shapes) <= {*named, *others} or not all(label.isidentifier() for label in self.labels):
+        given = set(shapes)
+        wanted = [label for label in self.labels if label.isidentifier()]
+        if not given <= set(wanted) or len(wanted) != len(self.labels):
             return shapes
-        wanted = {label: shapes.get(label) for label in named}
-        return {**wanted, rest[0]: {label: shapes.get(label) for label in others}} if rest and others else wanted
+        return {label: shapes.get(label) for label in wanted}
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """A call's arguments in the example's order. TypeError if one is missing or unknown."""

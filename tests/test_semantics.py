@@ -249,17 +249,6 @@ def test_an_example_of_size_one_keeps_the_dimension_open(size: Any) -> None:
             assert_same(model(x), forge(x))
 
 
-def test_sizes_of_inputs_that_kwargs_take() -> None:
-    def scale(x: torch.Tensor, **rest: torch.Tensor) -> torch.Tensor:
-        return x * rest["by"]
-
-    n = torch.export.Dim("n")
-    shapes = {"x": {0: n}, "by": {0: n}}
-    forge = forge_ugc.compile(scale, (), {"x": torch.ones(1, 4), "by": torch.ones(1, 4)}, dynamic_shapes=shapes)
-    x = randn(3, 4)
-    assert torch.equal(forge(by=x, x=x), x * x)
-
-
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
