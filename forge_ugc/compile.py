@@ -34,7 +34,7 @@ def compile(
     autotune: bool = False,
     strict: bool = False,
     dynamic_shapes: Any = None,
-    capture: str = "export",
+    capture: str = "auto",
     num_threads: int | None = None,
     progress: bool | None = None,
 ) -> CompiledModel:
@@ -46,8 +46,8 @@ def compile(
     passes: pass names in order ("dce,cse,fold"), "default" or "none". alpha: 0..1, how far operator fusion goes.
     strict: raise FallbackError instead of running operators through torch that C does not know.
     dynamic_shapes: as for torch.export; a call with other sizes is then specialised from the same capture.
-    capture: "export" goes through torch.export. "auto" records forward() instead, in a tenth of the time, where that is
-        certain to give the same, and exports where it is not; `report["capture"]` says which, and why not.
+    capture: "auto" records forward() where that is certain to give what torch.export would, in a tenth of the time, and
+        exports where it is not (`report["capture"]` says which, "capture_declined" why); "export" always exports.
     num_threads: default torch.get_num_threads(). progress: show a spinner; None: on a terminal if it takes long.
 
     Raises CompileError (a RuntimeError) where the model cannot be captured, with the user's source line.
