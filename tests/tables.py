@@ -9,6 +9,7 @@ import numpy as np
 
 from forge_ugc import _core
 
+RNG = np.random.default_rng(0)
 OPS = {op["name"]: op for op in _core.ops()}
 DTYPES = {name: number for number, (name, _, _) in enumerate(_core.dtypes())}
 NUMPY = {
@@ -125,3 +126,62 @@ class Compiled:
 
 def f32(*shape: int) -> tuple[str, tuple[int, ...]]:
     return "f32", shape
+
+
+# --- models that several tests use ------------------------------------------------------------------------------------
+
+
+def array(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def small_model() -> tuple[Builder, np.ndarray]:
+    """y = x @ w.T * 2 + x, z = y.T"""
+    b, w = Builder(), array(8, 8)
+    x = b.input("f32", (4, 8))
+    h = b.node("linear", [x, b.constant(w)], f32(4, 8))
+    h = b.node("mul", [h], f32(4, 8), scalar=2.0)
+    y = b.node("add", [h, x], f32(4, 8))
+    b.output(y, b.node("permute", [y], f32(8, 4), dims=[1, 0]))
+    return b, w
+
+
+def check_small(compiled: Any, w: np.ndarray, x: np.ndarray | None = None) -> None:
+    x = array(4, 8) if x is None else x
+    y, z = compiled(x)
+    np.testing.assert_allclose(y, x @ w.T * 2 + x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(z, y.T)
+
+
+class Capsule:
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def view(capsule: Any) -> np.ndarray:
+    return np.from_dlpack(Capsule(capsule))
+
+
+def give(made: np.ndarray) -> tuple[int, list[int], np.ndarray]:
+    return made.ctypes.data, [s // made.itemsize for s in made.strides], made
+
+
+def host_model() -> tuple[Any, Any]:
+    """x -> -x -> host 7 -> t -> t + x; the host doubles."""
+    b = Builder()
+    x = b.input("f32", (4, 8))
+    n = b.node("neg", [x], f32(4, 8))
+    t = b.host(7, [n, None], f32(4, 8))
+    b.output(b.node("add", [t, x], f32(4, 8)))
+
+    def call(callee: int, args: list[Any]) -> list[Any]:
+        assert callee == 7 and args[1] is None
+        return [give(view(args[0]) * 2)]
+
+    return b.compile(), call
