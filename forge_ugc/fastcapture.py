@@ -25,7 +25,8 @@ from .signature import Signature
 from .state import Slot
 
 try:
-    from .record import Functions, Recorder, Symbol, Unsupported
+    from .record import Functions, Recorder, Symbol
+    from .record_rules import Unsupported
 
     _MISSING = ""
 except (ImportError, AttributeError) as error:  # another torch, without the names that recording needs

@@ -20,35 +20,23 @@ import hashlib
 import operator
 import os
 import sys
-import threading
 import weakref
-from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .capture import Kind, Node, Ref, TensorMeta
 from .errors import _OWN_DIR, _TORCH_DIR
+from .record_rules import LIFT, Outcome, Rule, Type, Unsupported, outcome_of, rule_of
 from .state import Slot
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MAX_CONSTANTS = 64 << 20  # bytes; more would be copied than is worth it
-_MAX_SHAPES = 1 << 16  # remembered results
-Type = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, dtype
-
-
-class Unsupported(Exception):
-    """Recording cannot be shown to be right. `early`: known before forward() ran, another try is of no use."""
-
-    def __init__(self, reason: str, early: bool = False) -> None:
-        super().__init__(reason)
-        self.early = early
 
 
 class Memory:
@@ -92,155 +80,6 @@ class Symbol(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Symbol(%{self.node})"
-
-
-class Rule(NamedTuple):
-    """What to do with an operator."""
-
-    refuse: str = ""  # reason never to record it
-    functional: Any = None  # record this out-of-place form of it
-    alias: int | None = None  # the argument whose memory the result may share by the schema
-    special: Callable[[tuple[Any, ...], dict[str, Any]], str] | None = None  # reason to refuse this call, or ""
-    random: bool = False
-    inactive: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None  # then it returns its first argument
-
-
-# --- operators ------------------------------------------------------------------------------------------------------
-
-
-def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    for i, formal in enumerate(func._schema.arguments):
-        if formal.name == name:
-            return args[i] if i < len(args) else kwargs.get(name, formal.default_value)
-    return None
-
-
-_LIFT = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default}
-_DROPOUT = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
-# They update running statistics, which their schema does not say.
-_STATISTICS = {
-    "batch_norm": "training", "instance_norm": "use_input_stats", "native_batch_norm": "training",
-    "_batch_norm_impl_index": "training", "cudnn_batch_norm": "training", "miopen_batch_norm": "training",
-    "_native_batch_norm_legit": "training", "_batch_norm_with_update": None,
-}  # fmt: skip
-_VALUE = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "is_set_to"}
-# Their results depend on where elements lie in memory, or on whether they share memory at all.
-_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter", "data", "_debug_has_internal_overlap"}
-
-
-@functools.cache
-def _rule(func: Any) -> Rule:
-    if not isinstance(func, torch._ops.OpOverload):
-        return Rule("higher-order operator")
-    schema, tags = func._schema, func.tags
-    name = schema.name.partition("::")[2]
-    random = torch.Tag.nondeterministic_seeded in tags
-    if func.namespace not in ("aten", "prims"):
-        return Rule("custom operator", random=True)
-    if name in _VALUE or torch.Tag.data_dependent_output in tags:
-        return Rule("value known at run time only")
-    if name in _MEMORY:
-        return Rule("depends on memory order", random=random)
-    if name in _DROPOUT or (name[:-1] in _DROPOUT and name.endswith("_")):
-        return Rule("random", random=True, inactive=lambda a, k: a[1] == 0 or not a[2])
-    if name == "scaled_dot_product_attention":
-
-        def drops(args: Any, kwargs: Any) -> str:
-            return "random" if _argument(func, args, kwargs, "dropout_p") else ""
-
-        return Rule(special=drops)
-    if random:
-        return Rule("random", random=True)
-    if name in _STATISTICS:
-        flag = _STATISTICS[name]
-
-        def updates(args: Any, kwargs: Any) -> str:
-            if flag is not None and not _argument(func, args, kwargs, flag):
-                return ""
-            return "running statistics" if _argument(func, args, kwargs, "running_mean") is not None else ""
-
-        return Rule(special=updates)
-    if not schema.returns:
-        return Rule("operator without result")
-    alias = next((i for i, a in enumerate(schema.arguments) if a.alias_info is not None), None)
-    if not schema.is_mutable:
-        return Rule(alias=alias if any(r.alias_info is not None for r in schema.returns) else None)
-    if name == "detach_":
-        return Rule(inactive=lambda a, k: True)
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    out_of_place = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
-    ordinary = name.endswith("_") and not name.startswith("_") and len(written) == 1 and alias == 0
-    if torch.Tag.inplace_view in tags or not ordinary or out_of_place is None or out_of_place._schema.is_mutable:
-        return Rule("writes in a way that is not replayed")
-    return Rule(functional=out_of_place)
-
-
-# --- result types ---------------------------------------------------------------------------------------------------
-
-
-class Outcome(NamedTuple):
-    """`kind`: "tensor", "tensors" or "list" of such, "same" (argument `types`), "value" (a Python value: `types`)."""
-
-    kind: str
-    types: Any
-    shares: tuple[int, ...] = ()  # arguments whose memory the result shares; -1: one inside a list or keyword
-
-
-_outcomes: dict[Any, Outcome] = {}
-_inference = threading.Lock()
-
-
-@functools.cache
-def _fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
-    """Runs an operator on fake tensors."""
-    mode = _fake_mode()
-    owner: dict[int, int] = {}
-    fakes: list[torch.Tensor] = []
-
-    def fake(value: Any, position: int) -> Any:
-        if isinstance(value, torch.Tensor):
-            made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device="cpu")
-            owner[made.untyped_storage()._cdata] = position
-            fakes.append(made)
-            return made
-        if isinstance(value, (list, tuple)):
-            return type(value)(fake(v, -1) for v in value)
-        return value
-
-    def type_of(value: Any) -> Type | None:
-        if value is None:
-            return None
-        if value.layout is not torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
-            raise Unsupported(f"layout of the result of {func}")
-        return (tuple(value.shape), tuple(value.stride()), value.dtype)
-
-    def shares(values: Any) -> tuple[int, ...]:
-        found = {owner.get(v.untyped_storage()._cdata) for v in values if v is not None}
-        return tuple(sorted(i for i in found if i is not None))
-
-    with _inference, mode:
-        formal = [fake(a, i) for i, a in enumerate(args)]
-        named = {k: fake(a, -1) for k, a in kwargs.items()}
-        try:
-            out = func(*formal, **named)
-        except Exception as error:
-            raise Unsupported(f"no shape rule for {func}: {type(error).__name__}") from None
-        if isinstance(out, torch.Tensor):
-            for i, given in enumerate(formal):
-                if given is out:
-                    return Outcome("same", i)
-            return Outcome("tensor", type_of(out), shares([out]))
-        if isinstance(out, (list, tuple)) and out and all(v is None or isinstance(v, torch.Tensor) for v in out):
-            if any(v is f for v in out for f in fakes):
-                raise Unsupported(f"{func} hands arguments back")
-            return Outcome("list" if isinstance(out, list) else "tensors", [type_of(v) for v in out], shares(out))
-        if isinstance(out, (bool, int, float, torch.dtype)):
-            return Outcome("value", out)
-    raise Unsupported(f"result of {func}")
 
 
 # --- the recorder ---------------------------------------------------------------------------------------------------
@@ -366,8 +205,8 @@ class Recorder(TorchDispatchMode):
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rule = _rule(func)
-        if func in _LIFT and type(args[0]) is torch.Tensor and id(args[0]) not in self.known:
+        rule = rule_of(func)
+        if func in LIFT and type(args[0]) is torch.Tensor and id(args[0]) not in self.known:
             self.made.setdefault(id(args[0]), args[0])  # torch.tensor(...), just made
         given = [self._mapped(a) for a in args]
         named = {k: self._mapped(a) for k, a in kwargs.items()} if kwargs else kwargs
@@ -426,12 +265,7 @@ class Recorder(TorchDispatchMode):
         pairs = [self._argument(a) for a in args]
         named = [(k, *self._argument(a)) for k, a in kwargs.items()]
         key = (func, *(p[1] for p in pairs), *((k, t) for k, _, t in named))
-        outcome = _outcomes.get(key)
-        if outcome is None:
-            outcome = _infer(func, tuple(args), kwargs)
-            if len(_outcomes) >= _MAX_SHAPES:
-                _outcomes.clear()
-            _outcomes[key] = outcome
+        outcome = outcome_of(key, func, tuple(args), kwargs)
         if outcome.kind == "same":
             return args[outcome.types]
         if outcome.kind == "value":
@@ -484,12 +318,12 @@ class Recorder(TorchDispatchMode):
         if any(other is not None and other is not target for other in (view() for view in views)):
             raise Unsupported(f"memory is written that a view shares: {func}")
         shape, _, dtype = target.type_
-        result = self._record(functional, _rule(functional), args, kwargs)
+        result = self._record(functional, rule_of(functional), args, kwargs)
         if type(result) is not Symbol or result.type_[0] != shape:
             raise Unsupported(f"shape after {func}")
         if result.type_[2] != dtype:
             to = aten.to.dtype
-            result = self._record(to, _rule(to), [result, dtype], {})
+            result = self._record(to, rule_of(to), [result, dtype], {})
         if result is not target:
             target.node = result.node
             views[:] = [weakref.ref(target)]
