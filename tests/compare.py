@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 # (atol, rtol) by dtype, for results whose order of summation may differ from eager's. Integers and bools must be equal.
 TOLERANCE = {
@@ -129,22 +130,27 @@ def fidelity(eager: torch.Tensor, forge: torch.Tensor) -> tuple[float, float]:
 
 
 class Float64(TorchFunctionMode):
-    """Turns every float32 that a model asks for into float64.
+    """Runs a float32 model in float64: every float32 tensor or dtype that a function is given becomes float64.
 
     Norms, rotary embeddings and softmax of transformers' models cast to float32 by name; without this a model.double()
-    run would be no better than float32 there.
+    run would be no better than float32 there. Weights are widened where they are used, so that a model whose float64
+    copy would not fit in memory has a reference, too.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
+        args, kwargs = tree_map(self.widen, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+    @staticmethod
+    def widen(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
+            return value.double()
+        return torch.float64 if value is torch.float32 else value
 
 
 def float64_run(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Runs in float64, and leaves the model's own parameters in it: it is of no use for float32 afterwards."""
-    model.double()
+    """What the float32 model gives in float64; the model stays as it is."""
     with torch.no_grad(), Float64():
         return model(*args, **kwargs)

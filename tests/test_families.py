@@ -40,7 +40,6 @@ def check_report(compiled, blocks: int, share: float = MAX_SHARE_EXECUTED) -> No
 
 
 def check_fidelity(model, ids, got, expected) -> None:
-    """The model is of no use afterwards: it is turned into float64."""
     reference = float64_run(model, ids)
     own = max_abs(expected, reference)
     worst, divergence = fidelity(expected, got)

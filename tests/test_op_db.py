@@ -1,7 +1,7 @@
 """PyTorch's own operator database through the compiler: every operator that exports must give eager's result.
 
-Forward samples of `op_db` in float32, int64 and bool. Each sample is exported and compiled; it runs natively in C, or by
-fallback (a `host` node calls torch), and equals eager either way. The native share has a floor that only rises.
+Forward samples of `op_db` in float32, int64 and bool. Each sample is exported and compiled; it runs natively in C, or
+by fallback (a `host` node calls torch), and equals eager either way. The native share has a floor that only rises.
 """
 
 from __future__ import annotations
