@@ -63,6 +63,7 @@ class SymbolicInputs:
         import sympy  # type: ignore[import-untyped]
 
         found: dict[Any, int] = {}
+        places: dict[Any, str] = {}
         later: list[tuple[Any, int, str]] = []
 
         def bind(size: Any, given: int, where: str) -> None:
@@ -72,7 +73,7 @@ class SymbolicInputs:
                 return
             expression = size.node.expr
             if expression.is_Symbol and expression not in found:
-                found[expression] = given
+                found[expression], places[expression] = given, where
             else:
                 later.append((expression, given, where))
 
@@ -99,5 +100,6 @@ class SymbolicInputs:
         for symbol, least, most in self.guards:
             value = found.get(symbol)
             if value is not None and ((least is not None and value < least) or (most is not None and value > most)):
-                raise TypeError(f"size {symbol} = {value} is outside the range [{least}, {most}] of dynamic_shapes")
+                where = places.get(symbol, f"size {symbol}")
+                raise TypeError(f"{where}: {value} is outside the range [{least}, {most}] of dynamic_shapes")
         return Symbols(found)
