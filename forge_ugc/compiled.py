@@ -317,7 +317,12 @@ class CompiledModel:
     # --- looking inside -----------------------------------------------------------------------------------------------
 
     def ir(self, stage: str = "final") -> str:
-        """Text of a stage: "aten" (what was captured), "capture", "after:<pass>", "final", "npuir", "schedule"."""
+        """Text of a stage, one of:
+
+        "aten": what was captured, as ATen. "capture": the same in Forge's operators. "after:<pass>": after the last
+        run of a pass, "after:<pass>#2" after its second. "final": the graph that is lowered. "npuir": its instructions.
+        "schedule": these in order and with their memory.
+        """
         if stage == "aten":
             return self._captured.text()
         return str(self._texts().text(stage))
