@@ -60,6 +60,7 @@ def bisect_passes(
     `passes` as for `compile`. Floats agree within `tolerance`: dtype -> (absolute, relative).
     """
     bounds = {**TOLERANCE, **(tolerance or {})}
+    _options("cpu", passes, alpha, False, False, None)  # raises now where they are wrong
     names = [name for name, default in _core.passes() if default] if passes == "default" else _split(passes)
     args, kwargs = _arguments(example_inputs, example_kwargs)
     captured, example, _ = _capture(model, *copy.deepcopy((args, kwargs)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
 import threading
@@ -52,7 +53,7 @@ def compile(
 
     Raises CompileError (a RuntimeError) where the model cannot be captured, with the user's source line.
     """
-    options = _options(device, passes, alpha, autotune, strict, num_threads)
+    options = _options(str(device), passes, alpha, autotune, strict, num_threads)
     if capture not in ("auto", "export"):
         raise ValueError(f'unknown capture {capture!r}; use "auto" or "export"')
     args, kwargs = _arguments(example_inputs, example_kwargs)
@@ -95,9 +96,15 @@ def _options(device: str, passes: str, alpha: float, autotune: bool, strict: boo
         why_not = f'compiled with device={device!r}: only the plan exists; compile with device="cpu" to run'
     else:
         raise ValueError(f'unknown device {device!r}; use "auto", "cpu", "npu:plan" or "npu:plan:<target>"')
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha must be in [0, 1], given {alpha}")
-    threads = torch.get_num_threads() if threads is None else int(threads)
+    if not isinstance(passes, str):
+        raise TypeError(f'passes: expected names in one string, as in "dce,cse,fold", given {passes!r}')
+    known = [name for name, _ in _core.passes()]
+    for name in [] if passes.strip() in ("default", "none", "") else passes.split(","):
+        if name.strip() not in known:
+            raise ValueError(f'unknown pass {name.strip()!r}; known are {", ".join(known)} (or "default", "none")')
+    if not isinstance(alpha, (int, float)) or not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha must be a number in [0, 1], given {alpha!r}")
+    threads = torch.get_num_threads() if threads is None else operator.index(threads)
     if threads < 1:
         raise ValueError(f"num_threads must be positive, given {threads}")
     shown = "cpu" if target == "cpu" else f"npu:plan:{target}"
@@ -123,6 +130,10 @@ def _capture(
         state: list[torch.Tensor] = [t for t in model.state_dict.values() if isinstance(t, torch.Tensor)]
     elif isinstance(model, torch.nn.Module):
         state = [*model.parameters(), *model.buffers()]
+    elif isinstance(model, CompiledModel):
+        raise TypeError("model: it is compiled already; compile the model that it was made from")
+    elif isinstance(model, type):
+        raise TypeError(f"model: expected an instance, given the class {model.__name__}")
     elif callable(model):
         state = []
     else:
@@ -193,9 +204,11 @@ def dump(compiled: CompiledModel, directory: str) -> None:
     """Writes every stage's text and the report into `directory` (FORGE_DUMP)."""
     os.makedirs(directory, exist_ok=True)
     names = [p["name"] for p in compiled.report["passes"]]
-    stages = ["aten", "capture", *(f"after:{n}" for n in dict.fromkeys(names)), "final", "npuir", "schedule"]
+    runs = [f"after:{name}#{names[: i + 1].count(name)}" for i, name in enumerate(names)]
+    stages = ["aten", "capture", *runs, "final", "npuir", "schedule"]
     for number, stage in enumerate(stages):
-        with open(os.path.join(directory, f"{number:02}_{stage.replace(':', '_')}.txt"), "w") as file:
+        file_name = stage.removesuffix("#1").replace(":", "_").replace("#", "_")
+        with open(os.path.join(directory, f"{number:02}_{file_name}.txt"), "w") as file:
             file.write(compiled.ir(stage))
     with open(os.path.join(directory, "report.md"), "w") as file:
         file.write(compiled.report.to_markdown())

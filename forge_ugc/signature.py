@@ -71,7 +71,10 @@ class Signature:
         """Arguments as far as possible by position, the rest by name in forward()'s order."""
         if self.parameters is None:
             return tuple(args), dict(kwargs)
-        bound = self.parameters.bind(*args, **kwargs)
+        try:
+            bound = self.parameters.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"the model's arguments: {error}") from None
         return bound.args, bound.kwargs
 
     def dynamic_shapes(self, shapes: Any) -> Any:
