@@ -56,17 +56,17 @@ def explain_export_failure(error: BaseException) -> CompileError:
     """torch.export's exception as a text for the user: what happened, in which line, and what can be done."""
     text = str(error)
     frame = user_frame(text) or user_frame("".join(traceback.format_tb(error.__traceback__)))
-    where = (
-        f"{frame[0]}:{frame[1]} in {frame[2]}" + (f" (`{frame[3]}`)" if frame[3] else "") if frame else "unknown line"
-    )
+    where = ""
+    if frame is not None and not frame[0].startswith(_TORCH_DIR):
+        where = f" at {frame[0]}:{frame[1]} in {frame[2]}" + (f" (`{frame[3]}`)" if frame[3] else "")
     names = {cls.__name__ for cls in type(error).__mro__}
     data_dependent = "GuardOnDataDependentSymNode" in names or "data-dependent" in text.lower()
     if data_dependent:
         return CompileError(
-            f"data-dependent control flow at {where}: which way Python goes depends on the values of a tensor, so no "
+            f"data-dependent control flow{where}: which way Python goes depends on the values of a tensor, so no "
             "single graph exists.\nWays out: compute both sides and choose with torch.where; use torch.cond; pass the "
             "decision as a Python argument (it is then fixed when compiling); or compile only the parts around it.\n"
             f"torch.export said: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}"
         )
-    first = "\n".join(text.strip().splitlines()[:12])
-    return CompileError(f"torch.export cannot capture the model ({type(error).__name__}, at {where}):\n{first}")
+    first = "\n".join(text.partition("The error above occurred when calling torch.export")[0].strip().splitlines()[:12])
+    return CompileError(f"torch.export cannot capture the model: {type(error).__name__}{where}:\n{first}")
