@@ -84,9 +84,14 @@ class Report:
         return self.__dict__
 
     def _captured(self) -> str:
-        return (
-            f"{self._recorded} captured by recording" if self._recorded else f"{self._data['nodes_captured']} captured"
-        )
+        count = self._recorded
+        return f"{count} recorded" if count is not None else f"{self._data['nodes_captured']} captured"
+
+    def _way(self) -> str:
+        declined = self._data["capture_declined"]
+        if self._data["capture"] == "fast":
+            return "fast, by recording forward()"
+        return "torch.export" + (f"; not by recording: {declined}" if declined else "")
 
     def _summary(self) -> list[tuple[str, str]]:
         d = self._data
@@ -94,6 +99,7 @@ class Report:
         placement = ", ".join(f"{n} on {device}" for device, n in d["placement"].items() if n) or "none"
         return [
             ("device", d["device"]),
+            ("capture", self._way()),
             ("nodes", f"{self._captured()}, {d['nodes_table']} in the table, {d['nodes_final']} executed"),
             ("instructions", placement),
             (
