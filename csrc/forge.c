@@ -20,11 +20,11 @@ static double now_ms(void) {
 }
 
 void compile_options_default(CompileOptions *options) {
-    *options = (CompileOptions){.target = "cpu", .passes = "default", .alpha = 1.0, .executable = true, .pack = true,
-                                .threads = 1};
+    *options = (CompileOptions){
+        .target = "cpu", .passes = "default", .alpha = 1.0, .executable = true, .pack = true, .threads = 1};
 }
 
-/* --- names of passes ----------------------------------------------------------------------------------------------------- */
+/* --- names of passes ---------------------------------------------------------------------------------------------- */
 
 typedef struct Pipeline {
     const Pass *passes[MAX_PASSES];
@@ -39,7 +39,8 @@ static Code unknown_pass(Context *ctx, const char *name, size_t length) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", table[i].name);
     }
-    return fail(ctx, CODE_INVALID, "unknown pass '%.*s'; known are %s (or \"default\", \"none\")", (int)length, name, known);
+    return fail(ctx, CODE_INVALID, "unknown pass '%.*s'; known are %s (or \"default\", \"none\")", (int)length, name,
+                known);
 }
 
 static Code parse_pipeline(Context *ctx, const char *names, Pipeline *out) {
@@ -59,7 +60,7 @@ static Code parse_pipeline(Context *ctx, const char *names, Pipeline *out) {
     }
 }
 
-/* --- passes ------------------------------------------------------------------------------------------------------------ */
+/* --- passes ------------------------------------------------------------------------------------------------------- */
 
 static Code graph_text(Context *ctx, const Graph *g, char **out) {
     Text text;
@@ -121,7 +122,7 @@ static Code run_passes(PassContext *pc, Graph *g, const Pipeline *pipeline, cons
     return CODE_OK;
 }
 
-/* --- the back end -------------------------------------------------------------------------------------------------------- */
+/* --- the back end ------------------------------------------------------------------------------------------------- */
 
 static KernelTraits kernel_traits(Op op) {
     const Kernel *kernel = cpu_kernel(op);
@@ -158,7 +159,7 @@ static Code plan_program(Context *ctx, Program *program, const Target *target, c
     return CODE_OK;
 }
 
-/* --- all ----------------------------------------------------------------------------------------------------------------- */
+/* --- all ---------------------------------------------------------------------------------------------------------- */
 
 static Code check_options(Context *ctx, const CompileOptions *options, const Target **target) {
     *target = options->target ? target_find(options->target) : NULL;

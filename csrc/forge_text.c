@@ -37,7 +37,8 @@ Code forge_text(Context *ctx, const Program *program, const char *stage, Text *t
     }
     bool schedule = strcmp(stage, "schedule") == 0;
     if (!schedule && strcmp(stage, "npuir") != 0)
-        return fail(ctx, CODE_INVALID, "unknown stage '%.64s'; known are capture, after:<pass>, final, npuir, schedule", stage);
+        return fail(ctx, CODE_INVALID, "unknown stage '%.64s'; known are capture, after:<pass>, final, npuir, schedule",
+                    stage);
     if (!program->ir) return fail(ctx, CODE_INVALID, "the program was not lowered");
     TRY(npuir_print(ctx, program->ir, schedule, text));
     return text_done(ctx, text);

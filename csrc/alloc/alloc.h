@@ -11,7 +11,8 @@ typedef struct AllocReport {
     int64_t arena_bytes;       /* all spaces */
     int64_t lower_bound_bytes; /* largest live set over the schedule, in-place and scratch included */
 } AllocReport;
-/* Sets offset and slot of every SPACE_ARENA buffer, `inplace` of instructions and ir->arena_bytes. Follows ir->order. */
+/* Sets offset and slot of every SPACE_ARENA buffer, `inplace` of instructions and ir->arena_bytes. Follows
+ * ir->order. */
 MUST_USE Code alloc_plan(Context *ctx, Npuir *ir, TraitsFn traits, AllocReport *report);
 /* Independent proof of a plan: recomputes lifetimes from instructions and order alone and compares all pairs of arena
  * buffers that are live together, scratch and in-place included. CODE_INTERNAL with both buffers' names on a clash. */

@@ -6,7 +6,9 @@
  *    the blocks placed before that are live together with it. Orders: by how full memory is while the block lives, by
  *    size, by length of life; each once with the topmost block against the others and once hanging from the bound.
  * 3. Repairs of the best of these orders: a block that lies above the bound is placed before one of those that were in
- *    its way; the change is kept if no more bytes lie above the bound. (The dice are seeded alike: plans do not differ.)
+ *    its way; the change is kept if no more bytes lie above the bound. (The dice are seeded alike: plans do not
+ * differ.)
+ *
  * The smallest plan is kept. The search ends at the bound (for repairs and many blocks: near it), or when its work is
  * spent; the work allowed grows with the number of blocks, not faster. */
 #include "alloc/offsets.h"
@@ -22,7 +24,7 @@ enum {
     MANY = 2000,
 };
 
-/* --- linear scan ------------------------------------------------------------------------------------------------ */
+/* --- linear scan -------------------------------------------------------------------------------------------------- */
 typedef struct Gap {
     int64_t offset, size;
 } Gap;
@@ -93,7 +95,7 @@ static Code linear_scan(Context *ctx, Arena *scratch, Block *blocks, uint32_t n,
     return CODE_OK;
 }
 
-/* --- greedy plans ----------------------------------------------------------------------------------------------- */
+/* --- greedy plans ------------------------------------------------------------------------------------------------- */
 typedef struct Key {
     int64_t first, second, third;
     uint32_t block;

@@ -12,7 +12,8 @@ typedef struct Arena {
 
 void arena_init(Arena *arena);
 void arena_destroy(Arena *arena);
-/* Zeroed memory aligned to 64 bytes for sizes >= 64, to 16 below; `*out` is NULL on failure. size 0 yields a valid pointer. */
+/* Zeroed memory aligned to 64 bytes for sizes >= 64, to 16 below; `*out` is NULL on failure. size 0 yields a valid
+ * pointer. */
 MUST_USE Code arena_alloc(Context *ctx, Arena *arena, size_t size, void **out);
 MUST_USE Code arena_array(Context *ctx, Arena *arena, size_t count, size_t size, void **out); /* overflow-checked */
 MUST_USE Code arena_copy(Context *ctx, Arena *arena, const void *from, size_t size, void **out);

@@ -29,25 +29,33 @@ typedef enum DType {
         DTYPE_COUNT
 } DType;
 
-/* Tensors of C have at most this rank; Python sends operators on higher ranks to the host as `host` nodes on objects. */
+/* Tensors of C have at most this rank; Python sends operators on higher ranks to the host, on objects. */
 enum { MAX_RANK = 8 };
 
 const char *dtype_name(DType dtype);
 size_t dtype_size(DType dtype);
 char dtype_class(DType dtype);
 bool dtype_from_name(const char *name, size_t length, DType *out);
-static inline bool dtype_is_float(DType d) { return d == DTYPE_F16 || d == DTYPE_BF16 || d == DTYPE_F32 || d == DTYPE_F64; }
+static inline bool dtype_is_float(DType d) {
+    return d == DTYPE_F16 || d == DTYPE_BF16 || d == DTYPE_F32 || d == DTYPE_F64;
+}
 static inline bool dtype_is_int(DType d) { return d >= DTYPE_U8 && d <= DTYPE_I64; }
 
 /* f16 and bf16 conversions, round to nearest even. */
 float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
 static inline float bf16_to_f32(uint16_t bits) {
-    union { uint32_t u; float f; } v = {(uint32_t)bits << 16};
+    union {
+        uint32_t u;
+        float f;
+    } v = {(uint32_t)bits << 16};
     return v.f;
 }
 static inline uint16_t f32_to_bf16(float value) {
-    union { float f; uint32_t u; } v = {value};
+    union {
+        float f;
+        uint32_t u;
+    } v = {value};
     if ((v.u & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
     return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
 }

@@ -31,8 +31,7 @@ static void get_conv(const Tensor *x, const Tensor *w, const Tensor *out, const 
     c->x_h = two ? x->strides[2] : 0, c->x_w = x->strides[two ? 3 : 2];
 }
 
-/* --- as a product
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- as a product ------------------------------------------------------------------------------------------------- */
 static void fill_panel(const void *user, int64_t batch, int64_t panel, float *dst) {
     const Conv *c = user;
     int64_t base = batch / c->groups * c->x_n + batch % c->groups * c->in_channels * c->x_c;
@@ -86,8 +85,7 @@ static Code run_product(KernelCall *call, const Conv *c) {
     return CODE_OK;
 }
 
-/* --- directly
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- directly ----------------------------------------------------------------------------------------------------- */
 /* The results o with 0 <= o * stride + offset < size: [*begin, *end). */
 static void valid_range(int64_t size, int64_t count, int64_t stride, int64_t offset, int64_t *begin, int64_t *end) {
     *begin = offset >= 0 ? 0 : min_i64(count, (-offset + stride - 1) / stride);

@@ -4,16 +4,16 @@
 
 #include "exec/kernel.h"
 
-/* Code in files named *_avx2.c runs only where this holds. */
+/* Code in files named *_avx2.c runs only where this holds. FORGE_PORTABLE is a build switch for tests. */
 static inline bool cpu_has_avx2(void) {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(FORGE_PORTABLE) /* FORGE_PORTABLE: a build switch for tests */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(FORGE_PORTABLE)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #else
     return false;
 #endif
 }
 
-/* --- contractions: linear.c, matmul.c, conv.c, attention.c ---------------------------------------------------------- */
+/* --- contractions: linear.c, matmul.c, conv.c, attention.c -------------------------------------------------------- */
 Code linear_run(KernelCall *call);
 int64_t linear_scratch(const Graph *g, const Node *node, int threads);
 int64_t linear_prepared_bytes(const Graph *g, const Node *node);
@@ -27,23 +27,23 @@ int64_t conv_scratch(const Graph *g, const Node *node, int threads);
 Code attention_run(KernelCall *call); /* strided_out */
 int64_t attention_scratch(const Graph *g, const Node *node, int threads);
 
-/* --- rows: norm.c, softmax.c, rope.c ------------------------------------------------------------------------------- */
+/* --- rows: norm.c, softmax.c, rope.c ------------------------------------------------------------------------------ */
 Code layer_norm_run(KernelCall *call); /* contiguous: 0, 1, 2, 3 */
 Code rms_norm_run(KernelCall *call);   /* contiguous: 0, 1, 2 */
 Code group_norm_run(KernelCall *call); /* contiguous: 0, 1, 2 */
-int64_t norm_scratch(const Graph *g, const Node *node, int threads); /* of the three */
-Code softmax_run(KernelCall *call);    /* and log_softmax; contiguous: 0; in place: 0 */
+int64_t norm_scratch(const Graph *g, const Node *node, int threads);
+Code softmax_run(KernelCall *call); /* and log_softmax; contiguous: 0; in place: 0 */
 int64_t softmax_scratch(const Graph *g, const Node *node, int threads);
-Code rope_run(KernelCall *call);       /* strided_out */
+Code rope_run(KernelCall *call); /* strided_out */
 
-/* --- elementwise.c has elementwise_kernel; reduce.c, scan.c, sort.c -------------------------------------------------- */
+/* --- elementwise.c has elementwise_kernel; reduce.c, scan.c, sort.c ----------------------------------------------- */
 Code reduce_run(KernelCall *call);     /* sum, mean, prod, amax, amin, any, all, var */
 Code arg_reduce_run(KernelCall *call); /* argmax, argmin */
 Code scan_run(KernelCall *call);       /* cumsum, cumprod; in place: 0 */
 Code sort_run(KernelCall *call);       /* and topk */
 int64_t sort_scratch(const Graph *g, const Node *node, int threads);
 
-/* --- index.c, index_element.c; those that write take over operand 0 in place ------------------------------------------ */
+/* --- index.c, index_element.c; those that write take over operand 0 in place -------------------------------------- */
 Code embedding_run(KernelCall *call);
 Code index_select_run(KernelCall *call);
 Code index_run(KernelCall *call);
@@ -52,7 +52,7 @@ Code index_write_run(KernelCall *call); /* index_copy, index_add */
 Code gather_run(KernelCall *call);
 Code scatter_run(KernelCall *call);
 
-/* --- move.c ------------------------------------------------------------------------------------------------------------ */
+/* --- move.c ------------------------------------------------------------------------------------------------------- */
 Code contiguous_run(KernelCall *call); /* strided_out */
 Code cat_run(KernelCall *call);
 Code slice_scatter_run(KernelCall *call); /* in place: 0 */
@@ -62,7 +62,7 @@ Code triangle_run(KernelCall *call); /* in place: 0 */
 Code full_run(KernelCall *call);
 Code arange_run(KernelCall *call);
 
-/* --- small helpers -------------------------------------------------------------------------------------------------- */
+/* --- small helpers ------------------------------------------------------------------------------------------------ */
 static inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -77,8 +77,10 @@ static inline float load_f32(const void *data, DType dtype, int64_t i) {
 }
 
 static inline void store_f32(void *data, DType dtype, int64_t i, float value) {
-    if (dtype == DTYPE_F32) ((float *)data)[i] = value;
-    else ((uint16_t *)data)[i] = dtype == DTYPE_F16 ? f32_to_f16(value) : f32_to_bf16(value);
+    if (dtype == DTYPE_F32)
+        ((float *)data)[i] = value;
+    else
+        ((uint16_t *)data)[i] = dtype == DTYPE_F16 ? f32_to_f16(value) : f32_to_bf16(value);
 }
 
 /* The value as it is after being stored as f16, bf16 or f32. */

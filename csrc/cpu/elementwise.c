@@ -15,8 +15,7 @@ Code ew_fail(Context *ctx, EwFault fault) {
     return fail(ctx, CODE_INTERNAL, "Integers to negative integer powers are not allowed.");
 }
 
-/* --- preparing -----------------------------------------------------------------------------------------------------
- */
+/* --- preparing ---------------------------------------------------------------------------------------------------- */
 static bool is_half(DType t) { return t == DTYPE_F16 || t == DTYPE_BF16; }
 static DType compute_type(DType t) { return is_half(t) ? DTYPE_F32 : t; }
 
@@ -89,8 +88,8 @@ static EwRef input_ref(Builder *b, uint32_t k) {
 static DType source_type(const Builder *b, int32_t src) { return src >= 0 ? b->input_types[src] : b->types[-src - 1]; }
 static EwRef source_ref(Builder *b, int32_t src) { return src >= 0 ? input_ref(b, (uint32_t)src) : b->steps[-src - 1]; }
 
-/* Scalars of half operands: products and quotients use them unrounded (eager's opmath), the rest in the tensor's type.
- */
+/* Scalars of half operands: products and quotients use them unrounded (eager's opmath), the rest in the tensor's
+ * type. */
 static Scalar half_scalar(const Step *step, DType type, Scalar s) {
     bool opmath = step->op == OP_mul || step->op == OP_div || step->op == OP_div_floor || step->op == OP_div_trunc;
     if (!is_half(type) || s.kind == SCALAR_NONE || (opmath && !step->flag)) return s;
@@ -295,8 +294,7 @@ Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_t n_words
     return CODE_OK;
 }
 
-/* --- running --------------------------------------------------------------------------------------------------------
- */
+/* --- running ------------------------------------------------------------------------------------------------------ */
 /* One piece; a slot is `slot_size` bytes. */
 static EwFault run_piece(const EwProgram *p, void *dst, const EwSrc *inputs, unsigned char *slots, size_t slot_size,
                          int64_t n) {
@@ -315,8 +313,8 @@ static EwFault run_piece(const EwProgram *p, void *dst, const EwSrc *inputs, uns
     return EW_OK;
 }
 
-/* Elements a piece, so that `slots` of `bytes` an element fit the buffer; a multiple of 16 keeps slots 64-byte aligned.
- */
+/* Elements a piece, so that `slots` of `bytes` an element fit the buffer; a multiple of 16 keeps slots 64-byte
+ * aligned. */
 static int64_t piece_size(uint32_t slots, size_t bytes) {
     int64_t n = slots ? (int64_t)(EW_BUFFER / (slots * bytes)) & ~(int64_t)15 : EW_CHUNK;
     return n > EW_CHUNK ? EW_CHUNK : n;

@@ -35,7 +35,7 @@
         else if (sa == 1)                                                                                              \
             EACH(i, i, 0, W, R, __VA_ARGS__)                                                                           \
         else                                                                                                           \
-            EACH(i, 0, i * sb, W, R, __VA_ARGS__)                                                                      \
+            EACH(i, 0, (i * sb), W, R, __VA_ARGS__)                                                                    \
         return EW_OK;                                                                                                  \
     }
 

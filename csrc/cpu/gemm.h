@@ -23,8 +23,7 @@ typedef struct GemmOperand {
 
 static inline bool gemm_in_f32(DType d) { return d == DTYPE_F32 || d == DTYPE_F16 || d == DTYPE_BF16; }
 
-/* --- finishing rows: gemm_finish.c
- * --------------------------------------------------------------------------------------- */
+/* --- finishing rows: gemm_finish.c -------------------------------------------------------------------------------- */
 /* An epilogue operand, broadcast to the result: a row of it for each row of the result. */
 typedef struct GemmRows {
     const char *data;
@@ -58,8 +57,7 @@ float gemm_bias(const GemmFinish *f, int64_t col); /* of a column; 0 without one
 enum { GEMM_MAX_SEGMENT = 256 }; /* largest count */
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
 
-/* --- f32: gemm.c
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- f32: gemm.c -------------------------------------------------------------------------------------------------- */
 typedef struct Gemm {
     int64_t batch, m, n, k;
     GemmOperand a, b;
@@ -97,8 +95,7 @@ static inline int64_t gemm_panels_bytes(int64_t n, int64_t k) {
 /* Panel number `panel` of b[k, n]. */
 void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel, float *dst);
 
-/* --- f64 and integers: gemm_plain.c
- * ----------------------------------------------------------------------------------------- */
+/* --- f64 and integers: gemm_plain.c ------------------------------------------------------------------------------- */
 int64_t gemm_plain_scratch(int threads);
 MUST_USE Code gemm_plain_run(Context *ctx, Gemm *gemm, Pool *pool, void *scratch);
 

@@ -51,8 +51,7 @@ Code matmul_run(KernelCall *call) {
     return run(call, &gemm, MATMUL_FIXED, NULL);
 }
 
-/* --- constant weights ----------------------------------------------------------------------------------------------
- */
+/* --- constant weights --------------------------------------------------------------------------------------------- */
 /* The constant behind the value, seen through views that never need a copy; NULL: none with data. `*stride`: its step
  * along the value's dimension `dim`. */
 static const Constant *find_constant(const Graph *g, ValueId v, int64_t dim, int64_t *stride) {
@@ -79,10 +78,9 @@ static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t k_dim, int
     return stride == 1 ? 0 : gemm_panels_bytes(n, k);
 }
 
-/* --- scratch
- * ---------------------------------------------------------------------------------------------------------- */
-/* Which batch dimensions become rows depends on strides, not known here: room for the worst case. `turned`: surely so.
- */
+/* --- scratch ------------------------------------------------------------------------------------------------------ */
+/* Which batch dimensions become rows depends on strides, not known here: room for the worst case. `turned`: surely
+ * so. */
 static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_t m, int64_t n, int64_t k, bool turned,
                              int threads) {
     if (!gemm_in_f32(dtype)) return gemm_plain_scratch(threads);
@@ -115,8 +113,7 @@ int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
                          a->shape[a->rank - 1], false, threads);
 }
 
-/* --- packing
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- packing ------------------------------------------------------------------------------------------------------ */
 typedef struct Packing {
     const GemmKernels *kernels;
     GemmOperand b;

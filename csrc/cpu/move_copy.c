@@ -36,8 +36,8 @@ static void remove_dim(Copy *c, int at) {
     }
 }
 
-/* A transposition: the source runs along the rows' index. Tiles of few columns, for their lines may share a cache set.
- */
+/* A transposition: the source runs along the rows' index. Tiles of few columns, for their lines may share a cache
+ * set. */
 static void copy_across(char *to, const char *from, int64_t begin, int64_t end, int64_t n, int64_t to_row,
                         int64_t to_col, int64_t from_col, size_t size) {
 #define TILES(T)                                                                                                       \

@@ -1,6 +1,6 @@
 /* sort (stable) and topk along a dimension. Elements become 64-bit keys in ascending order, so one comparison serves
- * all types: NaN is the largest and equal to itself, -0 equals 0, and a descending order is the complement of the key.
- */
+ * all types: NaN is the largest and equal to itself, -0 equals 0, and a descending order is the complement of the
+ * key. */
 #include <string.h>
 
 #include "cpu/cpu.h"

@@ -43,7 +43,7 @@ void executor_destroy(Executor *e) {
 
 int64_t executor_packed_bytes(const Executor *e) { return e->packed_bytes; }
 
-/* --- one call --------------------------------------------------------------------------------------------------- */
+/* --- one call ----------------------------------------------------------------------------------------------------- */
 typedef struct Call {
     Context *ctx;
     const Executor *e;

@@ -1,7 +1,8 @@
 /* The typed operator graph: SSA values, nodes in a doubly linked list that is always in topological order.
  *
- * Passes edit in place: relink operands, insert nodes, redirect a value to another (`graph_replace`), then `graph_compact`
- * resolves the redirections and drops the nodes that are marked dead. Memory comes from the compilation's arena. */
+ * Passes edit in place: relink operands, insert nodes, redirect a value to another (`graph_replace`), then
+ * `graph_compact` resolves the redirections and drops the nodes that are marked dead. Memory comes from the
+ * compilation's arena. */
 #ifndef FORGE_GRAPH_GRAPH_H
 #define FORGE_GRAPH_GRAPH_H
 
@@ -9,7 +10,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-/* --- operators ----------------------------------------------------------------------------------------------------- */
+/* --- operators ---------------------------------------------------------------------------------------------------- */
 enum { ANY = 255 };
 enum {
     ELEMENTWISE = 1 << 0,
@@ -52,75 +53,81 @@ const char *attr_name(AttrName name);
 AttrKind attr_kind(AttrName name);
 static inline bool op_is(Op op, uint32_t flags) { return (op_info(op)->flags & flags) == flags; }
 
-/* --- attributes ---------------------------------------------------------------------------------------------------- */
+/* --- attributes --------------------------------------------------------------------------------------------------- */
 typedef enum ScalarKind { SCALAR_NONE, SCALAR_INT, SCALAR_FLOAT } ScalarKind;
 typedef struct Scalar {
     ScalarKind kind;
-    union { int64_t i; double f; };
+    union {
+        int64_t i;
+        double f;
+    };
 } Scalar;
 static inline double scalar_f64(Scalar s) { return s.kind == SCALAR_INT ? (double)s.i : s.f; }
 bool scalar_equal(Scalar a, Scalar b); /* bitwise: 0.0 and -0.0 differ, a NaN equals itself */
 
 typedef struct Attr {
     union {
-        int64_t i;   /* INT, BOOL */
-        double f;    /* FLOAT */
-        Scalar s;    /* SCALAR */
-        struct { const int64_t *items; uint32_t count; } ints;
+        int64_t i; /* INT, BOOL */
+        double f;  /* FLOAT */
+        Scalar s;  /* SCALAR */
+        struct {
+            const int64_t *items;
+            uint32_t count;
+        } ints;
     };
 } Attr;
 
-/* --- values and nodes ---------------------------------------------------------------------------------------------- */
+/* --- values and nodes --------------------------------------------------------------------------------------------- */
 typedef uint32_t ValueId;
 typedef uint32_t NodeId;
 enum { VALUE_NONE = UINT32_MAX, NODE_NONE = UINT32_MAX };
 
 typedef struct Value {
     DType dtype;
-    uint8_t rank;          /* objects: 0 */
+    uint8_t rank; /* objects: 0 */
     const int64_t *shape;
-    NodeId def;            /* the node that makes it */
-    uint32_t result;       /* which of its results */
-    ValueId forward;       /* VALUE_NONE, or the value that takes its place (graph_replace) */
+    NodeId def;      /* the node that makes it */
+    uint32_t result; /* which of its results */
+    ValueId forward; /* VALUE_NONE, or the value that takes its place (graph_replace) */
 } Value;
 
 typedef struct Node {
     Op op;
     uint32_t n_operands, n_results;
-    ValueId *operands;     /* VALUE_NONE for an absent optional one */
-    ValueId first_result;  /* results are consecutive */
-    Attr *attrs;           /* op_info(op)->n_attrs of them, in that order */
-    int32_t source;        /* index into graph->sources, -1 unknown */
+    ValueId *operands;    /* VALUE_NONE for an absent optional one */
+    ValueId first_result; /* results are consecutive */
+    Attr *attrs;          /* op_info(op)->n_attrs of them, in that order */
+    int32_t source;       /* index into graph->sources, -1 unknown */
     NodeId prev, next;
     bool dead;
 } Node;
 
 typedef enum ConstantKind {
-    CONSTANT_STATE,   /* parameter or buffer that the caller owns; borrowed, may change between calls (then all is rebuilt) */
+    CONSTANT_STATE,   /* parameter or buffer that the caller owns; borrowed; all is rebuilt when it has changed */
     CONSTANT_LITERAL, /* value known from the program: lifted tensors, folded results */
 } ConstantKind;
 
 typedef struct Constant {
     ConstantKind kind;
-    const char *name;    /* state: fully qualified name; literal: "" or a hint */
-    void *data;          /* NULL: shape only (meta weights): can be planned, not run nor folded */
-    bool derived;        /* literal made from state by folding or device-constant */
+    const char *name; /* state: fully qualified name; literal: "" or a hint */
+    void *data;       /* NULL: shape only (meta weights): can be planned, not run nor folded */
+    bool derived;     /* literal made from state by folding or device-constant */
     DType dtype;
     uint8_t rank;
     const int64_t *shape, *strides; /* in elements */
-    int64_t bytes;       /* memory that it spans */
+    int64_t bytes;                  /* memory that it spans */
 } Constant;
 
 typedef struct Graph {
-    Arena *arena;        /* borrowed */
+    Arena *arena; /* borrowed */
     Node *nodes;
     uint32_t n_nodes, cap_nodes; /* ids handed out; dead ones included until compaction */
-    NodeId first, last;  /* list order */
+    NodeId first, last;          /* list order */
     Value *values;
     uint32_t n_values, cap_values;
     Constant *constants;
     uint32_t n_constants, cap_constants;
-    ValueId *inputs;     /* values of the `input` nodes, by input index */
+    ValueId *inputs; /* values of the `input` nodes, by input index */
     uint32_t n_inputs;
     ValueId *outputs;
     uint32_t n_outputs;
@@ -144,11 +151,15 @@ bool node_has_attr(const Node *node, AttrName name);
 static inline int64_t node_int(const Node *n, AttrName a) { return node_attr(n, a)->i; }
 static inline double node_float(const Node *n, AttrName a) { return node_attr(n, a)->f; }
 
-/* --- building and editing -------------------------------------------------------------------------------------------- */
+/* --- building and editing ----------------------------------------------------------------------------------------- */
 MUST_USE Code graph_create(Context *ctx, Arena *arena, Graph **out);
 /* Appends a node before `before` (NODE_NONE: at the end). Attributes start as zero / none / empty; operands are copied.
  * The results' types are given. `*out` is the node's id; pointers into graph->nodes and ->values move: fetch again. */
-typedef struct Type { DType dtype; uint8_t rank; const int64_t *shape; } Type;
+typedef struct Type {
+    DType dtype;
+    uint8_t rank;
+    const int64_t *shape;
+} Type;
 MUST_USE Code graph_insert(Context *ctx, Graph *g, NodeId before, Op op, const ValueId *operands, size_t n_operands,
                            const Type *results, size_t n_results, int32_t source, NodeId *out);
 MUST_USE Code graph_add_constant(Context *ctx, Graph *g, const Constant *constant, uint32_t *index);
@@ -157,8 +168,10 @@ static inline Type value_type(const Graph *g, ValueId v) {
     return t;
 }
 MUST_USE Code attr_set_ints(Context *ctx, Graph *g, Attr *attr, const int64_t *items, size_t count); /* copies */
-MUST_USE Code node_set_operands(Context *ctx, Graph *g, NodeId node, const ValueId *operands, size_t count); /* copies */
-/* From now on every use of `old` means `with` (same type). Takes effect at graph_compact; `graph_resolve` sees through it. */
+/* Copies. */
+MUST_USE Code node_set_operands(Context *ctx, Graph *g, NodeId node, const ValueId *operands, size_t count);
+/* From now on every use of `old` means `with` (same type). Takes effect at graph_compact; `graph_resolve` sees through
+ * it. */
 void graph_replace(Graph *g, ValueId old, ValueId with);
 ValueId graph_resolve(const Graph *g, ValueId v);
 void graph_kill(Graph *g, NodeId node); /* unlinks; its results must be unused or replaced by the time of compaction */
@@ -168,8 +181,8 @@ MUST_USE Code graph_compact(Context *ctx, Graph *g);
 MUST_USE Code graph_clone(Context *ctx, const Graph *g, Arena *arena, Graph **out);
 size_t graph_count(const Graph *g); /* nodes that are neither input nor constant: "nodes" in reports */
 
-/* Users of each value, as rows: users[start[v] .. start[v + 1]) are node ids in list order, a node once a use; graph outputs
- * are counted in `output_uses`. Valid until the next edit. */
+/* Users of each value, as rows: users[start[v] .. start[v + 1]) are node ids in list order, a node once a use; graph
+ * outputs are counted in `output_uses`. Valid until the next edit. */
 typedef struct Uses {
     const uint32_t *start;
     const NodeId *users;
@@ -178,18 +191,19 @@ typedef struct Uses {
 MUST_USE Code graph_uses(Context *ctx, const Graph *g, Arena *arena, Uses *out);
 static inline uint32_t use_count(const Uses *u, ValueId v) { return u->start[v + 1] - u->start[v] + u->output_uses[v]; }
 
-/* --- checking and text ----------------------------------------------------------------------------------------------- */
-/* Shape rule of each operator: from operands and attributes to result types, `results[k].shape` arena-allocated. Operators
- * whose result is not determined (host, full, arange, input, constant, cast's dtype) take what the values say. */
+/* --- checking and text -------------------------------------------------------------------------------------------- */
+/* Shape rule of each operator: from operands and attributes to result types, `results[k].shape` arena-allocated.
+ * Operators whose result is not determined (host, full, arange, input, constant, cast's dtype) take what the values
+ * say. */
 MUST_USE Code graph_infer(Context *ctx, const Graph *g, NodeId node, Type *results);
 /* Everything that must hold: links, ids, order, arity, attributes, types against the shape rule, programs. */
 MUST_USE Code graph_verify(Context *ctx, const Graph *g);
-/* Text form; `graph_parse` accepts what `graph_print` prints (constants up to 32 elements carry their values, larger state
- * and literals are "external" and get no data). See graph/text_print.c for the grammar. */
+/* Text form; `graph_parse` accepts what `graph_print` prints (constants up to 32 elements carry their values, larger
+ * state and literals are "external" and get no data). See graph/text_print.c for the grammar. */
 MUST_USE Code graph_print(Context *ctx, const Graph *g, Text *text);
 MUST_USE Code graph_parse(Context *ctx, Arena *arena, const char *text, size_t size, Graph **out);
 
-/* --- the flat node table, as Python fills it (native byte order) -------------------------------------------------------- */
+/* --- the flat node table, as Python fills it (native byte order) -------------------------------------------------- */
 typedef struct TableNode {
     uint16_t op;
     uint16_t n_results;
@@ -203,22 +217,31 @@ typedef struct TableValue { /* one a result, nodes' results in order */
     uint32_t first_dim;
 } TableValue;
 typedef struct TableConstant {
-    uint64_t data;       /* address, 0 = none */
+    uint64_t data; /* address, 0 = none */
     uint8_t dtype, rank, kind, reserved;
-    uint32_t first_dim;  /* rank sizes then rank strides in the shape pool */
-    int32_t name;        /* string index */
+    uint32_t first_dim; /* rank sizes then rank strides in the shape pool */
+    int32_t name;       /* string index */
     int32_t reserved2;
 } TableConstant;
 typedef struct Table {
-    const TableNode *nodes; size_t n_nodes;
-    const TableValue *values; size_t n_values;
-    const TableConstant *constants; size_t n_constants;
-    const uint32_t *operands; size_t n_operands;
-    const int64_t *attrs; size_t n_attrs;
-    const int64_t *dims; size_t n_dims;
-    const uint32_t *outputs; size_t n_outputs;
-    const char *const *strings; size_t n_strings;   /* constant and host names */
-    const char *const *sources; size_t n_sources;
+    const TableNode *nodes;
+    size_t n_nodes;
+    const TableValue *values;
+    size_t n_values;
+    const TableConstant *constants;
+    size_t n_constants;
+    const uint32_t *operands;
+    size_t n_operands;
+    const int64_t *attrs;
+    size_t n_attrs;
+    const int64_t *dims;
+    size_t n_dims;
+    const uint32_t *outputs;
+    size_t n_outputs;
+    const char *const *strings;
+    size_t n_strings; /* constant and host names */
+    const char *const *sources;
+    size_t n_sources;
 } Table;
 /* Believes nothing: every index, range, type and shape is checked; a bad row is CODE_INVALID naming it. */
 MUST_USE Code graph_from_table(Context *ctx, Arena *arena, const Table *table, Graph **out);

@@ -65,7 +65,8 @@ Code check_dim(const RuleInput *in, int64_t dim, unsigned rank) {
 }
 
 Code check_slice(const RuleInput *in, const Value *x, int64_t *length) {
-    int64_t dim = node_int(in->node, ATTR_dim), start = node_int(in->node, ATTR_start), end = node_int(in->node, ATTR_end);
+    int64_t dim = node_int(in->node, ATTR_dim), start = node_int(in->node, ATTR_start),
+            end = node_int(in->node, ATTR_end);
     int64_t step = node_int(in->node, ATTR_step);
     RULE_CHECK(in, dim >= 0 && dim < x->rank, "dim %lld is outside rank %u", (long long)dim, x->rank);
     RULE_CHECK(in, step > 0 && start >= 0 && start <= end && end <= x->shape[dim], "slice %lld:%lld:%lld of size %lld",
@@ -74,7 +75,7 @@ Code check_slice(const RuleInput *in, const Value *x, int64_t *length) {
     return CODE_OK;
 }
 
-/* --- ends and creation ------------------------------------------------------------------------------------------------- */
+/* --- ends and creation -------------------------------------------------------------------------------------------- */
 static Code rule_declared(const RuleInput *in, Inferred *results) {
     inferred_like(results, in->declared);
     return CODE_OK;
@@ -87,11 +88,12 @@ static Code rule_full(const RuleInput *in, Inferred *results) {
 
 static Code rule_arange(const RuleInput *in, Inferred *results) {
     RULE_CHECK(in, in->declared->rank == 1, "arange of rank %u", in->declared->rank);
-    RULE_CHECK(in, node_attr(in->node, ATTR_first)->s.kind && node_attr(in->node, ATTR_delta)->s.kind, "arange without ends");
+    RULE_CHECK(in, node_attr(in->node, ATTR_first)->s.kind && node_attr(in->node, ATTR_delta)->s.kind,
+               "arange without ends");
     return rule_declared(in, results);
 }
 
-/* --- views --------------------------------------------------------------------------------------------------------------- */
+/* --- views -------------------------------------------------------------------------------------------------------- */
 static Code rule_reshape(const RuleInput *in, Inferred *results) {
     const Value *x = rule_operand(in, 0);
     const Attr *shape = node_attr(in->node, ATTR_shape);
@@ -153,9 +155,10 @@ static Code rule_same(const RuleInput *in, Inferred *results) {
     return check_order(in, results->rank);
 }
 
-/* --- elementwise ----------------------------------------------------------------------------------------------------------- */
+/* --- elementwise -------------------------------------------------------------------------------------------------- */
 typedef enum Accepts { ACCEPTS_NUMBER, ACCEPTS_FLOAT, ACCEPTS_BITS } Accepts;
 
+/* clang-format off */
 static Accepts accepts(Op op) {
     switch (op) {
     case OP_exp: case OP_exp2: case OP_expm1: case OP_log: case OP_log2: case OP_log10: case OP_log1p: case OP_sqrt:
@@ -166,10 +169,10 @@ static Accepts accepts(Op op) {
     case OP_bitwise_not: case OP_bitwise_and: case OP_bitwise_or: case OP_bitwise_xor: case OP_shift_left:
     case OP_shift_right:
         return ACCEPTS_BITS;
-    default:
-        return ACCEPTS_NUMBER;
+    default: return ACCEPTS_NUMBER;
     }
 }
+/* clang-format on */
 
 static Code rule_elementwise(const RuleInput *in, Inferred *results) {
     const Node *node = in->node;
@@ -184,14 +187,16 @@ static Code rule_elementwise(const RuleInput *in, Inferred *results) {
     for (unsigned k = 0; k < count; k++) {
         const Value *x = rule_operand(in, k);
         RULE_CHECK(in, x, "operand %u is absent", k);
-        RULE_CHECK(in, x->dtype != DTYPE_OBJECT && dtype_class(x->dtype) != 'c', "operand %u is %s", k, dtype_name(x->dtype));
+        RULE_CHECK(in, x->dtype != DTYPE_OBJECT && dtype_class(x->dtype) != 'c', "operand %u is %s", k,
+                   dtype_name(x->dtype));
         TRY(broadcast_into(in, results, x));
         if (node->op == OP_where && k == 0) {
             RULE_CHECK(in, x->dtype == DTYPE_BOOL, "the condition is %s", dtype_name(x->dtype));
         } else if (k == 0 || (node->op == OP_where && k == 1)) {
             type = x->dtype;
         } else {
-            RULE_CHECK(in, x->dtype == type, "operand %u is %s, the one before %s", k, dtype_name(x->dtype), dtype_name(type));
+            RULE_CHECK(in, x->dtype == type, "operand %u is %s, the one before %s", k, dtype_name(x->dtype),
+                       dtype_name(type));
         }
     }
     switch (accepts(node->op)) {
@@ -200,7 +205,8 @@ static Code rule_elementwise(const RuleInput *in, Inferred *results) {
     case ACCEPTS_NUMBER: break;
     }
     results->dtype = info->flags & COMPARE ? DTYPE_BOOL : node->op == OP_cast ? in->declared->dtype : type;
-    RULE_CHECK(in, results->dtype != DTYPE_OBJECT && dtype_class(results->dtype) != 'c', "result %s", dtype_name(results->dtype));
+    RULE_CHECK(in, results->dtype != DTYPE_OBJECT && dtype_class(results->dtype) != 'c', "result %s",
+               dtype_name(results->dtype));
     return check_order(in, results->rank);
 }
 
@@ -219,7 +225,7 @@ static Code rule_program(const RuleInput *in, Inferred *results) {
     return check_order(in, results->rank);
 }
 
-/* --- reductions and scans ---------------------------------------------------------------------------------------------------- */
+/* --- reductions and scans ----------------------------------------------------------------------------------------- */
 static Code rule_reduce(const RuleInput *in, Inferred *results) {
     const Value *x = rule_operand(in, 0);
     const Attr *dims = node_attr(in->node, ATTR_dims);
@@ -238,7 +244,8 @@ static Code rule_reduce(const RuleInput *in, Inferred *results) {
     results->dtype = x->dtype;
     Op op = in->node->op;
     if (op == OP_any || op == OP_all) results->dtype = DTYPE_BOOL;
-    if (op == OP_mean || op == OP_var) RULE_CHECK(in, dtype_is_float(x->dtype), "wants a float, got %s", dtype_name(x->dtype));
+    if (op == OP_mean || op == OP_var)
+        RULE_CHECK(in, dtype_is_float(x->dtype), "wants a float, got %s", dtype_name(x->dtype));
     if (op == OP_amax || op == OP_amin)
         for (unsigned d = 0; d < x->rank; d++) RULE_CHECK(in, !reduced[d] || x->shape[d] > 0, "dim %u is empty", d);
     return CODE_OK;
@@ -293,7 +300,8 @@ static Code rule_flip(const RuleInput *in, Inferred *results) {
     return CODE_OK;
 }
 
-/* --- the column ---------------------------------------------------------------------------------------------------------------- */
+/* --- the column --------------------------------------------------------------------------------------------------- */
+/* clang-format off */
 ShapeRule shape_rule(Op op) {
     switch (op) {
     case OP_host: return NULL;
@@ -333,6 +341,7 @@ ShapeRule shape_rule(Op op) {
     default: return rule_elementwise; /* every ELEMENTWISE line of ops.def; graph_verify's test walks the table */
     }
 }
+/* clang-format on */
 
 Code graph_infer(Context *ctx, const Graph *g, NodeId id, Type *results) {
     const Node *node = graph_node(g, id);

@@ -13,8 +13,8 @@ typedef struct Inferred {
 
 enum { RULE_MAX_RESULTS = 2 };
 
-/* What a rule sees: its node and the operands' values (NULL for an absent one). `declared` is the node's own first result,
- * for operators whose result does not follow from the operands. */
+/* What a rule sees: its node and the operands' values (NULL for an absent one). `declared` is the node's own first
+ * result, for operators whose result does not follow from the operands. */
 typedef struct RuleInput {
     Context *ctx;
     const Graph *graph;

@@ -41,8 +41,8 @@ Code rule_index_select(const RuleInput *in, Inferred *results) {
     return CODE_OK;
 }
 
-/* The shape of x[indices]: where the indexed dimensions stand next to each other the index shape takes their place, else it
- * comes first. Index operands start at `first`. */
+/* The shape of x[indices]: where the indexed dimensions stand next to each other the index shape takes their place,
+ * else it comes first. Index operands start at `first`. */
 static Code indexed_shape(const RuleInput *in, const Value *x, uint32_t first, Inferred *result) {
     const Attr *mask = node_attr(in->node, ATTR_mask);
     RULE_CHECK(in, mask->ints.count <= x->rank, "mask of %u for rank %u", mask->ints.count, x->rank);
@@ -58,7 +58,8 @@ static Code indexed_shape(const RuleInput *in, const Value *x, uint32_t first, I
         end = (int)d + 1;
         used++;
     }
-    RULE_CHECK(in, used && operand == in->node->n_operands, "%u index operands for %d mask bits", in->node->n_operands - first, used);
+    RULE_CHECK(in, used && operand == in->node->n_operands, "%u index operands for %d mask bits",
+               in->node->n_operands - first, used);
     RULE_CHECK(in, x->rank - used + index.rank <= MAX_RANK, "rank %d", x->rank - used + index.rank);
     bool adjacent = end - begin == used;
     result->dtype = x->dtype;
@@ -77,7 +78,8 @@ Code rule_index_put(const RuleInput *in, Inferred *results) {
     const Value *x = rule_operand(in, 0), *values = rule_operand(in, 1);
     Inferred target;
     TRY(indexed_shape(in, x, 2, &target));
-    RULE_CHECK(in, values && values->dtype == x->dtype && broadcasts_to(values, &target), "values do not fit x[indices]");
+    RULE_CHECK(in, values && values->dtype == x->dtype && broadcasts_to(values, &target),
+               "values do not fit x[indices]");
     inferred_like(results, x);
     return CODE_OK;
 }
@@ -89,7 +91,8 @@ Code rule_index_copy(const RuleInput *in, Inferred *results) {
     RULE_CHECK(in, dim >= 0 && dim < x->rank && index->rank <= 1, "dim %lld of rank %u", (long long)dim, x->rank);
     RULE_CHECK(in, source && source->dtype == x->dtype && source->rank == x->rank, "the source's type differs");
     for (unsigned d = 0; d < x->rank; d++)
-        RULE_CHECK(in, source->shape[d] == (d == dim ? (index->rank ? index->shape[0] : 1) : x->shape[d]), "the source's size differs in dim %u", d);
+        RULE_CHECK(in, source->shape[d] == (d == dim ? (index->rank ? index->shape[0] : 1) : x->shape[d]),
+                   "the source's size differs in dim %u", d);
     inferred_like(results, x);
     return CODE_OK;
 }
@@ -100,9 +103,11 @@ Code rule_scatter(const RuleInput *in, Inferred *results) {
     int64_t dim = node_int(in->node, ATTR_dim), reduce = node_int(in->node, ATTR_reduce);
     TRY(check_dim(in, dim, x->rank));
     RULE_CHECK(in, reduce == 0 || reduce == 1, "reduce %lld", (long long)reduce);
-    RULE_CHECK(in, source && source->dtype == x->dtype && source->rank == x->rank && index->rank == x->rank, "types differ");
+    RULE_CHECK(in, source && source->dtype == x->dtype && source->rank == x->rank && index->rank == x->rank,
+               "types differ");
     for (unsigned d = 0; d < x->rank; d++)
-        RULE_CHECK(in, index->shape[d] <= source->shape[d] && (d == dim || index->shape[d] <= x->shape[d]), "the index is too large in dim %u", d);
+        RULE_CHECK(in, index->shape[d] <= source->shape[d] && (d == dim || index->shape[d] <= x->shape[d]),
+                   "the index is too large in dim %u", d);
     inferred_like(results, x);
     return CODE_OK;
 }
@@ -142,7 +147,8 @@ Code rule_pad(const RuleInput *in, Inferred *results) {
     for (unsigned d = 0; d < x->rank; d++)
         for (unsigned side = 0; side < 2; side++) {
             int64_t amount = padding->ints.items[2 * d + side];
-            RULE_CHECK(in, amount >= 0 && !__builtin_add_overflow(results->shape[d], amount, &results->shape[d]), "padding %lld", (long long)amount);
+            RULE_CHECK(in, amount >= 0 && !__builtin_add_overflow(results->shape[d], amount, &results->shape[d]),
+                       "padding %lld", (long long)amount);
         }
     return CODE_OK;
 }

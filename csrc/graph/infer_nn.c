@@ -16,9 +16,11 @@ Code rule_norm(const RuleInput *in, Inferred *results) {
     for (unsigned k = 1; k <= (layer ? 2u : 1u); k++) { /* weight, then bias */
         const Value *w = rule_operand(in, k);
         if (!w) continue;
-        RULE_CHECK(in, w->dtype == x->dtype && w->rank == axes, "operand %u does not have the normalised shape and dtype", k);
+        RULE_CHECK(in, w->dtype == x->dtype && w->rank == axes,
+                   "operand %u does not have the normalised shape and dtype", k);
         for (unsigned d = 0; d < w->rank; d++)
-            RULE_CHECK(in, w->shape[d] == x->shape[x->rank - w->rank + d], "operand %u does not have the normalised shape", k);
+            RULE_CHECK(in, w->shape[d] == x->shape[x->rank - w->rank + d],
+                       "operand %u does not have the normalised shape", k);
     }
     const Value *residual = rule_operand(in, layer ? 3 : 2);
     RULE_CHECK(in, !residual || same_type(residual, x), "residual and operand differ in type");
@@ -34,13 +36,14 @@ Code rule_group_norm(const RuleInput *in, Inferred *results) {
     RULE_CHECK(in, x->rank >= 2 && groups > 0 && x->shape[1] % groups == 0, "%lld groups", (long long)groups);
     for (unsigned k = 1; k <= 2; k++) {
         const Value *w = rule_operand(in, k);
-        RULE_CHECK(in, !w || (w->dtype == x->dtype && w->rank == 1 && w->shape[0] == x->shape[1]), "operand %u is not one a channel", k);
+        RULE_CHECK(in, !w || (w->dtype == x->dtype && w->rank == 1 && w->shape[0] == x->shape[1]),
+                   "operand %u is not one a channel", k);
     }
     inferred_like(results, x);
     return CODE_OK;
 }
 
-/* The epilogue of a contraction: `fixed` operands belong to the contraction, the others are inputs 1.. of the program. */
+/* The epilogue of a contraction: `fixed` operands belong to the contraction, others are inputs 1.. of the program. */
 static Code check_epilogue(const RuleInput *in, uint32_t fixed, Inferred *result) {
     const Attr *program = node_attr(in->node, ATTR_program);
     uint32_t count = in->node->n_operands;
@@ -65,7 +68,8 @@ Code rule_linear(const RuleInput *in, Inferred *results) {
     RULE_CHECK(in, x->dtype == w->dtype && (dtype_is_float(x->dtype) || dtype_is_int(x->dtype)), "operands %s and %s",
                dtype_name(x->dtype), dtype_name(w->dtype));
     RULE_CHECK(in, x->rank >= 1 && w->rank == 2 && x->shape[x->rank - 1] == w->shape[1], "inner sizes differ");
-    RULE_CHECK(in, !b || (b->dtype == x->dtype && b->rank == 1 && b->shape[0] == w->shape[0]), "bias is not one an output");
+    RULE_CHECK(in, !b || (b->dtype == x->dtype && b->rank == 1 && b->shape[0] == w->shape[0]),
+               "bias is not one an output");
     inferred_like(results, x);
     results->shape[x->rank - 1] = w->shape[0];
     return check_epilogue(in, 3, results);
@@ -84,7 +88,8 @@ Code rule_matmul(const RuleInput *in, Inferred *results) {
     results->shape[rank - 1] = b->shape[rank - 1];
     for (unsigned d = 0; d + 2 < rank; d++) {
         if (a->shape[d] == b->shape[d] || b->shape[d] == 1) continue;
-        RULE_CHECK(in, a->shape[d] == 1, "batch sizes differ: %lld and %lld", (long long)a->shape[d], (long long)b->shape[d]);
+        RULE_CHECK(in, a->shape[d] == 1, "batch sizes differ: %lld and %lld", (long long)a->shape[d],
+                   (long long)b->shape[d]);
         results->shape[d] = b->shape[d];
     }
     return check_epilogue(in, 2, results);
@@ -96,18 +101,23 @@ Code rule_conv(const RuleInput *in, Inferred *results) {
     const Attr *dilation = node_attr(in->node, ATTR_dilation);
     int64_t groups = node_int(in->node, ATTR_groups);
     TRY(check_float(in, x));
-    RULE_CHECK(in, (x->rank == 3 || x->rank == 4) && w->rank == x->rank && w->dtype == x->dtype, "operand ranks or dtypes");
+    RULE_CHECK(in, (x->rank == 3 || x->rank == 4) && w->rank == x->rank && w->dtype == x->dtype,
+               "operand ranks or dtypes");
     unsigned spatial = x->rank - 2u;
     RULE_CHECK(in, stride->ints.count == spatial && padding->ints.count == spatial && dilation->ints.count == spatial,
                "one stride, padding and dilation a spatial dimension");
-    RULE_CHECK(in, groups > 0 && x->shape[1] % groups == 0 && w->shape[0] % groups == 0 && w->shape[1] == x->shape[1] / groups,
-               "%lld groups do not divide the channels", (long long)groups);
-    RULE_CHECK(in, !b || (b->dtype == x->dtype && b->rank == 1 && b->shape[0] == w->shape[0]), "bias is not one an output channel");
+    RULE_CHECK(
+        in, groups > 0 && x->shape[1] % groups == 0 && w->shape[0] % groups == 0 && w->shape[1] == x->shape[1] / groups,
+        "%lld groups do not divide the channels", (long long)groups);
+    RULE_CHECK(in, !b || (b->dtype == x->dtype && b->rank == 1 && b->shape[0] == w->shape[0]),
+               "bias is not one an output channel");
     inferred_like(results, x);
     results->shape[1] = w->shape[0];
     for (unsigned d = 0; d < spatial; d++) {
-        int64_t s = stride->ints.items[d], p = padding->ints.items[d], step = dilation->ints.items[d], k = w->shape[2 + d];
-        RULE_CHECK(in, s > 0 && p >= 0 && p < INT32_MAX && step > 0 && step < INT32_MAX && k > 0 && k < INT32_MAX, "stride, padding or dilation");
+        int64_t s = stride->ints.items[d], p = padding->ints.items[d], step = dilation->ints.items[d],
+                k = w->shape[2 + d];
+        RULE_CHECK(in, s > 0 && p >= 0 && p < INT32_MAX && step > 0 && step < INT32_MAX && k > 0 && k < INT32_MAX,
+                   "stride, padding or dilation");
         int64_t room = x->shape[2 + d] + 2 * p - step * (k - 1) - 1;
         RULE_CHECK(in, room >= 0, "the kernel is larger than the padded input");
         results->shape[2 + d] = room / s + 1;
@@ -116,14 +126,15 @@ Code rule_conv(const RuleInput *in, Inferred *results) {
 }
 
 Code rule_attention(const RuleInput *in, Inferred *results) {
-    const Value *q = rule_operand(in, 0), *k = rule_operand(in, 1), *v = rule_operand(in, 2), *mask = rule_operand(in, 3);
+    const Value *q = rule_operand(in, 0), *k = rule_operand(in, 1), *v = rule_operand(in, 2),
+                *mask = rule_operand(in, 3);
     RULE_CHECK(in, q && k && v, "operand is absent");
     TRY(check_float(in, q));
     RULE_CHECK(in, q->rank == 4 && k->rank == 4 && v->rank == 4, "wants rank 4");
     RULE_CHECK(in, k->dtype == q->dtype && v->dtype == q->dtype, "dtypes differ");
     RULE_CHECK(in, k->shape[0] == q->shape[0] && v->shape[0] == q->shape[0], "batch sizes differ");
-    RULE_CHECK(in, k->shape[1] == v->shape[1] && k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0, "%lld heads on %lld",
-               (long long)q->shape[1], (long long)k->shape[1]);
+    RULE_CHECK(in, k->shape[1] == v->shape[1] && k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0,
+               "%lld heads on %lld", (long long)q->shape[1], (long long)k->shape[1]);
     RULE_CHECK(in, k->shape[2] == v->shape[2] && k->shape[3] == q->shape[3], "key sizes differ");
     if (mask) {
         Inferred scores = {.dtype = q->dtype, .rank = 4, .shape = {q->shape[0], q->shape[1], q->shape[2], k->shape[2]}};
@@ -142,7 +153,8 @@ Code rule_rope(const RuleInput *in, Inferred *results) {
     RULE_CHECK(in, x->rank >= 2 && x->shape[x->rank - 1] % 2 == 0, "wants an even last size");
     for (unsigned k = 1; k <= 2; k++) {
         const Value *table = rule_operand(in, k);
-        RULE_CHECK(in, table && table->dtype == x->dtype && broadcasts_to(table, results), "operand %u does not broadcast to x", k);
+        RULE_CHECK(in, table && table->dtype == x->dtype && broadcasts_to(table, results),
+                   "operand %u does not broadcast to x", k);
     }
     return check_order(in, x->rank);
 }

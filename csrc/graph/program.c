@@ -30,7 +30,8 @@ void step_encode(const Step *step, int64_t words[STEP_WORDS]) {
 bool step_decode(const int64_t words[STEP_WORDS], Step *step) {
     uint64_t head = (uint64_t)words[0];
     unsigned op = head & 0xffff, dtype = (head >> 16) & 0xff, kind = (head >> 25) & 3, high = (head >> 27) & 3;
-    if (op >= OP_COUNT || dtype >= DTYPE_COUNT || kind > SCALAR_FLOAT || high > SCALAR_FLOAT || head >> 29) return false;
+    if (op >= OP_COUNT || dtype >= DTYPE_COUNT || kind > SCALAR_FLOAT || high > SCALAR_FLOAT || head >> 29)
+        return false;
     if (!op_is((Op)op, ELEMENTWISE) || (Op)op == OP_elementwise) return false;
     *step = (Step){.op = (Op)op,
                    .dtype = (DType)dtype,
@@ -61,13 +62,15 @@ void step_from_node(const Node *node, DType result, const int32_t *srcs, size_t 
 Code program_check(Context *ctx, const int64_t *words, size_t n_words, const DType *input_types, size_t n_inputs,
                    DType *result) {
     if (n_words == 0 || n_words % STEP_WORDS || n_words / STEP_WORDS > PROGRAM_MAX_STEPS)
-        return fail(ctx, CODE_INVALID, "program of %zu words: want 1 to %d steps of %d", n_words, PROGRAM_MAX_STEPS, STEP_WORDS);
+        return fail(ctx, CODE_INVALID, "program of %zu words: want 1 to %d steps of %d", n_words, PROGRAM_MAX_STEPS,
+                    STEP_WORDS);
     if (n_inputs > PROGRAM_MAX_INPUTS) return fail(ctx, CODE_INVALID, "program with %zu inputs", n_inputs);
     DType types[PROGRAM_MAX_STEPS];
     size_t n_steps = n_words / STEP_WORDS;
     for (size_t i = 0; i < n_steps; i++) {
         Step step;
-        if (!step_decode(words + i * STEP_WORDS, &step)) return fail(ctx, CODE_INVALID, "program step %zu is malformed", i);
+        if (!step_decode(words + i * STEP_WORDS, &step))
+            return fail(ctx, CODE_INVALID, "program step %zu is malformed", i);
         const OpInfo *info = op_info(step.op);
         unsigned n_src = 0;
         DType src[3] = {DTYPE_F32, DTYPE_F32, DTYPE_F32};
@@ -85,16 +88,17 @@ Code program_check(Context *ctx, const int64_t *words, size_t n_words, const DTy
             return fail(ctx, CODE_INVALID, "program step %zu (%s): %u operands", i, info->name, n_src);
         DType type = src[0];
         if (step.op == OP_where) {
-            if (src[0] != DTYPE_BOOL || src[1] != src[2]) return fail(ctx, CODE_INVALID, "program step %zu: where types", i);
+            if (src[0] != DTYPE_BOOL || src[1] != src[2])
+                return fail(ctx, CODE_INVALID, "program step %zu: where types", i);
             type = src[1];
         } else if (n_src == 2 && src[0] != src[1]) {
-            return fail(ctx, CODE_INVALID, "program step %zu (%s): operands %s and %s", i, info->name, dtype_name(src[0]),
-                        dtype_name(src[1]));
+            return fail(ctx, CODE_INVALID, "program step %zu (%s): operands %s and %s", i, info->name,
+                        dtype_name(src[0]), dtype_name(src[1]));
         }
         if (info->flags & COMPARE) type = DTYPE_BOOL;
         if (step.op != OP_cast && type != step.dtype)
-            return fail(ctx, CODE_INVALID, "program step %zu (%s): result %s, want %s", i, info->name, dtype_name(step.dtype),
-                        dtype_name(type));
+            return fail(ctx, CODE_INVALID, "program step %zu (%s): result %s, want %s", i, info->name,
+                        dtype_name(step.dtype), dtype_name(type));
         types[i] = step.dtype;
     }
     *result = types[n_steps - 1];

@@ -1,5 +1,5 @@
-/* From the flat node table to a graph. Nothing in the table is believed: each index, count, range and type is checked here or
- * by graph_verify at the end, so that a malformed table is an error and never a crash. */
+/* From the flat node table to a graph. Nothing in the table is believed: each index, count, range and type is checked
+ * here or by graph_verify at the end, so that a malformed table is an error and never a crash. */
 #include <string.h>
 
 #include "graph/graph.h"
@@ -15,8 +15,10 @@ typedef struct Reader {
 } Reader;
 
 static Code read_type(const Reader *r, const TableValue *row, size_t index, Type *type) {
-    if (row->dtype >= DTYPE_COUNT || row->rank > MAX_RANK) return fail(r->ctx, CODE_INVALID, "value row %zu: dtype or rank", index);
-    if (!in_pool(row->first_dim, row->rank, r->table->n_dims)) return fail(r->ctx, CODE_INVALID, "value row %zu: shape out of range", index);
+    if (row->dtype >= DTYPE_COUNT || row->rank > MAX_RANK)
+        return fail(r->ctx, CODE_INVALID, "value row %zu: dtype or rank", index);
+    if (!in_pool(row->first_dim, row->rank, r->table->n_dims))
+        return fail(r->ctx, CODE_INVALID, "value row %zu: shape out of range", index);
     *type = (Type){(DType)row->dtype, row->rank, r->dims + row->first_dim};
     return CODE_OK;
 }
@@ -59,16 +61,23 @@ static Code read_node(const Reader *r, size_t row, size_t *next_value, Type *typ
     if (in->op >= OP_COUNT) return fail(ctx, CODE_INVALID, "operator %u", in->op);
     const OpInfo *info = op_info((Op)in->op);
     if (info->flags & FUSED) return fail(ctx, CODE_INVALID, "`%s` is made by passes only", info->name);
-    if (!in_pool(in->first_operand, in->n_operands, r->table->n_operands)) return fail(ctx, CODE_INVALID, "operands out of range");
-    if (!in_pool(in->first_attr, in->n_attr_words, r->table->n_attrs)) return fail(ctx, CODE_INVALID, "attributes out of range");
-    if (in->n_results > r->table->n_values - *next_value) return fail(ctx, CODE_INVALID, "%u results, too few value rows", in->n_results);
-    if (in->source < -1 || in->source >= (int64_t)r->graph->n_sources) return fail(ctx, CODE_INVALID, "source %d", in->source);
+    if (!in_pool(in->first_operand, in->n_operands, r->table->n_operands))
+        return fail(ctx, CODE_INVALID, "operands out of range");
+    if (!in_pool(in->first_attr, in->n_attr_words, r->table->n_attrs))
+        return fail(ctx, CODE_INVALID, "attributes out of range");
+    if (in->n_results > r->table->n_values - *next_value)
+        return fail(ctx, CODE_INVALID, "%u results, too few value rows", in->n_results);
+    if (in->source < -1 || in->source >= (int64_t)r->graph->n_sources)
+        return fail(ctx, CODE_INVALID, "source %d", in->source);
     const ValueId *operands = r->table->operands + in->first_operand;
     for (uint32_t k = 0; k < in->n_operands; k++)
-        if (operands[k] != VALUE_NONE && operands[k] >= *next_value) return fail(ctx, CODE_INVALID, "operand %u is not defined before it", k);
-    for (uint32_t k = 0; k < in->n_results; k++) TRY(read_type(r, &r->table->values[*next_value + k], *next_value + k, &types[k]));
+        if (operands[k] != VALUE_NONE && operands[k] >= *next_value)
+            return fail(ctx, CODE_INVALID, "operand %u is not defined before it", k);
+    for (uint32_t k = 0; k < in->n_results; k++)
+        TRY(read_type(r, &r->table->values[*next_value + k], *next_value + k, &types[k]));
     NodeId id;
-    TRY(graph_insert(ctx, r->graph, NODE_NONE, (Op)in->op, operands, in->n_operands, types, in->n_results, in->source, &id));
+    TRY(graph_insert(ctx, r->graph, NODE_NONE, (Op)in->op, operands, in->n_operands, types, in->n_results, in->source,
+                     &id));
     Node *node = graph_node(r->graph, id);
     /* value ids of the table are value ids of the graph: rows are in order and nothing else makes values here */
     if (node->n_results && node->first_result != *next_value) return fail(ctx, CODE_INTERNAL, "value numbering");
@@ -96,7 +105,8 @@ static Code read_constants(const Reader *r) {
         bool empty = false, bad = false;
         for (unsigned d = 0; d < c.rank; d++) {
             int64_t reach;
-            bad |= c.shape[d] < 0 || c.strides[d] < 0 || __builtin_mul_overflow(c.shape[d] > 0 ? c.shape[d] - 1 : 0, c.strides[d], &reach) ||
+            bad |= c.shape[d] < 0 || c.strides[d] < 0 ||
+                   __builtin_mul_overflow(c.shape[d] > 0 ? c.shape[d] - 1 : 0, c.strides[d], &reach) ||
                    __builtin_add_overflow(span, reach, &span);
             empty |= c.shape[d] == 0;
             if (bad) break;
@@ -166,7 +176,8 @@ Code graph_from_table(Context *ctx, Arena *arena, const Table *table, Graph **ou
         fail_prefix(ctx, "node row %zu", row);
         return code;
     }
-    if (next_value != table->n_values) return fail(ctx, CODE_INVALID, "%zu value rows for %zu results", table->n_values, next_value);
+    if (next_value != table->n_values)
+        return fail(ctx, CODE_INVALID, "%zu value rows for %zu results", table->n_values, next_value);
     void *outputs;
     TRY(arena_copy(ctx, arena, table->outputs, table->n_outputs * sizeof *table->outputs, &outputs));
     g->outputs = outputs;

@@ -77,8 +77,8 @@ bool parse_accept_word(Parser *p, const char *text) {
     return false;
 }
 
-/* An integer, or a float: what has one of ". e n" (nan, inf) in it. Longer than any number that is printed = malformed.
- */
+/* An integer, or a float: what has one of ". e n" (nan, inf) in it. Longer than any number that is printed =
+ * malformed. */
 Code parse_number(Parser *p, Scalar *out) {
     char digits[64];
     size_t n = 0;

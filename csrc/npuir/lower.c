@@ -2,8 +2,8 @@
  *
  * Conventions that the executor relies on:
  * - Instr.node is never NULL. A copy that lowering inserts (before a kernel that wants another layout, a reshape that
- *   no strides express, or an output that is a view) is a `contiguous` instruction with a node of its own, which carries
- *   the source of the node that asked for it; operand and result of that node are the copied value.
+ *   no strides express, or an output that is a view) is a `contiguous` instruction with a node of its own, which
+ * carries the source of the node that asked for it; operand and result of that node are the copied value.
  * - A `contiguous` node whose operand already lies as asked makes no instruction, only another register: the graph is
  *   functional, so nothing can tell the copy from the original. With host calls that have effects it does copy.
  * - Results of host calls are planned row major: the callee must hand over such memory. Unused ones have REG_NONE.
@@ -31,7 +31,7 @@ typedef struct Lower {
     uint32_t cap_instrs, cap_regs, cap_buffers;
 } Lower;
 
-/* --- growing arrays --------------------------------------------------------------------------------------------- */
+/* --- growing arrays ----------------------------------------------------------------------------------------------- */
 static Code grow(Lower *l, uint32_t count, uint32_t *capacity, size_t size, void **items) {
     if (count < *capacity) return CODE_OK;
     uint32_t larger = *capacity * 2;
@@ -96,7 +96,7 @@ static KernelTraits traits_of(const Lower *l, Op op) {
     return (KernelTraits){.contiguous = UINT32_MAX}; /* nothing is known: row major everywhere */
 }
 
-/* --- instructions ----------------------------------------------------------------------------------------------- */
+/* --- instructions ------------------------------------------------------------------------------------------------- */
 static Code add_instr(Lower *l, Op op, Device device, const Node *node, uint32_t n_in, uint32_t n_out, Instr **out) {
     Npuir *ir = l->ir;
     TRY(grow(l, ir->n_instrs, &l->cap_instrs, sizeof *ir->instrs, (void **)&ir->instrs));
@@ -164,7 +164,7 @@ static Code use_copy(Lower *l, Device device, int32_t source, RegId *reg) {
     return CODE_OK;
 }
 
-/* --- one node --------------------------------------------------------------------------------------------------- */
+/* --- one node ----------------------------------------------------------------------------------------------------- */
 static Code lower_input(Lower *l, const Node *node) {
     const Value *value = graph_value(l->g, node->first_result);
     View v = dense_view(value, NULL);
@@ -285,7 +285,7 @@ static Code lower_node(Lower *l, NodeId id) {
     return CODE_OK;
 }
 
-/* --- outputs ---------------------------------------------------------------------------------------------------- */
+/* --- outputs ------------------------------------------------------------------------------------------------------ */
 static Code lower_output(Lower *l, uint32_t index) {
     ValueId v = l->g->outputs[index];
     RegId reg = l->reg[v];

@@ -1,7 +1,7 @@
 /* NPUIR: typed instructions over virtual registers, a device on each instruction.
  *
- * A register is a strided view of a buffer. View operators of the graph lower to registers without an instruction wherever
- * strides allow, so what is listed here is what really runs. Buffers are what allocation places. */
+ * A register is a strided view of a buffer. View operators of the graph lower to registers without an instruction
+ * wherever strides allow, so what is listed here is what really runs. Buffers are what allocation places. */
 #ifndef FORGE_NPUIR_NPUIR_H
 #define FORGE_NPUIR_NPUIR_H
 
@@ -25,60 +25,60 @@ typedef enum Space {
 
 typedef struct Buffer {
     Space space;
-    Device device;       /* whose arena */
+    Device device; /* whose arena */
     uint32_t index;
     int64_t bytes;
     /* filled by alloc/ : */
-    int64_t offset;      /* in the arena, 64-byte aligned; -1 before */
-    uint32_t slot;       /* physical buffer number; registers that share it share memory over time */
+    int64_t offset; /* in the arena, 64-byte aligned; -1 before */
+    uint32_t slot;  /* physical buffer number; registers that share it share memory over time */
 } Buffer;
 
 typedef struct Register {
     DType dtype;
     uint8_t rank;
     const int64_t *shape, *strides; /* elements */
-    int64_t offset;      /* elements from the buffer's start */
+    int64_t offset;                 /* elements from the buffer's start */
     BufferId buffer;
-    ValueId value;       /* graph value it stands for */
-    bool view;           /* made by no instruction: a view of another register */
+    ValueId value; /* graph value it stands for */
+    bool view;     /* made by no instruction: a view of another register */
 } Register;
 
 typedef struct Instr {
     Op op;
     Device device;
     uint32_t n_in, n_out;
-    RegId *in;           /* REG_NONE for an absent operand */
-    RegId *out;          /* REG_NONE for a result that nothing uses and need not be written (result 1 of norms, host results) */
-    const Node *node;    /* attributes and source; borrowed from the graph that was lowered. Never NULL: a copy that
-                          * lowering inserts has a `contiguous` node of its own */
+    RegId *in;  /* REG_NONE for an absent operand */
+    RegId *out; /* REG_NONE for a result that nothing uses and need not be written (result 1 of norms, host results) */
+    const Node *node;      /* attributes and source; borrowed from the graph that was lowered. Never NULL: a copy that
+                            * lowering inserts has a `contiguous` node of its own */
     int64_t scratch_bytes; /* working memory of the kernel; a buffer of its own, live during this instruction only */
-    BufferId scratch;    /* BUFFER_NONE if none */
-    bool inplace;        /* alloc/ : result 0 lives in the memory of operand `inplace_operand` */
+    BufferId scratch;      /* BUFFER_NONE if none */
+    bool inplace;          /* alloc/ : result 0 lives in the memory of operand `inplace_operand` */
     uint32_t inplace_operand;
 } Instr;
 
 typedef struct Npuir {
     Arena *arena;
-    const Graph *graph;  /* borrowed, outlives this */
+    const Graph *graph; /* borrowed, outlives this */
     Instr *instrs;
     uint32_t n_instrs;
     Register *regs;
     uint32_t n_regs;
     Buffer *buffers;
     uint32_t n_buffers;
-    RegId *inputs;       /* one a graph input (opaque ones: SPACE_OBJECT); REG_NONE if the graph has no node for it */
-    RegId *outputs;      /* one a graph output: a register whose buffer is SPACE_OUTPUT (or OBJECT for opaque outputs) */
+    RegId *inputs;  /* one a graph input (opaque ones: SPACE_OBJECT); REG_NONE if the graph has no node for it */
+    RegId *outputs; /* one a graph output: a register whose buffer is SPACE_OUTPUT (or OBJECT for opaque outputs) */
     uint32_t n_inputs, n_outputs;
     uint32_t n_host, n_objects;
-    char target[16];     /* "cpu", "npu3720", ... */
+    char target[16]; /* "cpu", "npu3720", ... */
     /* schedule/ and alloc/ fill: */
-    uint32_t *order;     /* instruction indices in execution order; identity after lowering */
+    uint32_t *order; /* instruction indices in execution order; identity after lowering */
     int64_t arena_bytes[DEVICE_COUNT];
 } Npuir;
 
-/* --- what a target can do (capability.c) ------------------------------------------------------------------------------- */
+/* --- what a target can do (capability.c) -------------------------------------------------------------------------- */
 typedef struct Target {
-    const char *name;    /* "cpu", "npu3720", "npu4000", "npu5010" */
+    const char *name; /* "cpu", "npu3720", "npu4000", "npu5010" */
     bool npu;
 } Target;
 const Target *target_find(const char *name);
@@ -87,10 +87,10 @@ const char *capability(const Target *target, Device device, const Graph *g, cons
 
 /* What lowering must know of the host kernels; a column filled by cpu/ and handed in by forge.c. */
 typedef struct KernelTraits {
-    uint32_t contiguous;   /* bit k: operand k must be row major (a copy is inserted where it is not) */
-    uint32_t unit_inner;   /* bit k: operand k needs unit stride in its last dimension and one row stride over the others */
-    uint32_t inplace;      /* bit k: result 0 may overwrite operand k when both have the same dtype, shape and strides */
-    bool strided_out;      /* may write result 0 through strides */
+    uint32_t contiguous; /* bit k: operand k must be row major (a copy is inserted where it is not) */
+    uint32_t unit_inner; /* bit k: operand k needs unit stride in its last dimension, one row stride over the others */
+    uint32_t inplace;    /* bit k: result 0 may overwrite operand k when both have the same dtype, shape and strides */
+    bool strided_out;    /* may write result 0 through strides */
 } KernelTraits;
 /* Bits stand for operands 0..30; bit 31 for all after them. */
 static inline bool trait_bit(uint32_t bits, uint32_t operand) { return bits >> (operand < 31 ? operand : 31) & 1; }
@@ -105,10 +105,11 @@ typedef struct LowerOptions {
 } LowerOptions;
 MUST_USE Code npuir_lower(Context *ctx, Arena *arena, const Graph *g, const LowerOptions *options, Npuir **out);
 MUST_USE Code npuir_verify(Context *ctx, const Npuir *ir);
-MUST_USE Code npuir_print(Context *ctx, const Npuir *ir, bool schedule, Text *text); /* schedule: in order, with offsets */
+/* schedule: in order, with offsets */
+MUST_USE Code npuir_print(Context *ctx, const Npuir *ir, bool schedule, Text *text);
 MUST_USE Code npuir_parse(Context *ctx, Arena *arena, const char *text, size_t size, Npuir **out);
 
-/* --- cost model (cost.c): documented in ARCHITECTURE.md ------------------------------------------------------------------ */
+/* --- cost model (cost.c): documented in ARCHITECTURE.md ----------------------------------------------------------- */
 typedef struct Cost {
     double flops, bytes, launches, transitions;
     double score; /* weighted sum, microseconds by the model's constants */

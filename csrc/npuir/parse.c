@@ -29,7 +29,7 @@ typedef struct Reader {
     RegId *results, *operands; /* of one line */
 } Reader;
 
-/* --- tokens ----------------------------------------------------------------------------------------------------- */
+/* --- tokens ------------------------------------------------------------------------------------------------------- */
 static bool at_line_end(Reader *r) {
     parse_accept(&r->p, '\0'); /* skips blanks; no text of ours holds a NUL */
     return r->p.at == r->p.end || *r->p.at == '\n' || *r->p.at == '#';
@@ -137,7 +137,7 @@ static Code read_ints(Reader *r, char open, char close, int64_t *items, uint8_t 
     return parse_expect(&r->p, close);
 }
 
-/* --- lines ------------------------------------------------------------------------------------------------------ */
+/* --- lines -------------------------------------------------------------------------------------------------------- */
 static Code read_buffer(Reader *r) {
     static const char *const names[] = {"arena", "constant", "input", "output", "host", "object"};
     Npuir *ir = r->ir;
@@ -322,7 +322,7 @@ static Code read_statement(Reader *r) {
     return end_line(r);
 }
 
-/* --- the whole -------------------------------------------------------------------------------------------------- */
+/* --- the whole ---------------------------------------------------------------------------------------------------- */
 static Code read_text(Reader *r) {
     Npuir *ir = r->ir;
     void *outputs;

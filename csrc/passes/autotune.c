@@ -1,5 +1,5 @@
-/* Coordinate descent over few values a dimension: fusing rarely interacts with itself, so all combinations would tell little
- * more, and a large model has time for some ten trials only. */
+/* Coordinate descent over few values a dimension: fusing rarely interacts with itself, so all combinations would tell
+ * little more, and a large model has time for some ten trials only. */
 #include "passes/autotune.h"
 
 #include <time.h>
@@ -59,7 +59,8 @@ Code autotune(PassContext *pc, const Graph *g, const Pass *const *passes, size_t
               double budget_ms) {
     const double alphas[] = {1.0, 0.8, 0.6, 0.4, 0.2, 0.0};
     const int64_t limits[] = {8, 16, 32};
-    Tuner t = {.pc = pc, .g = g, .passes = passes, .n_passes = n_passes, .cost = cost, .user = user, .budget_ms = budget_ms};
+    Tuner t = {
+        .pc = pc, .g = g, .passes = passes, .n_passes = n_passes, .cost = cost, .user = user, .budget_ms = budget_ms};
     t.start_ms = now_ms();
     TRY(try_options(&t, pc->options));
     double given = t.best;
@@ -77,6 +78,7 @@ Code autotune(PassContext *pc, const Graph *g, const Pass *const *passes, size_t
     options.fuse_layout = !options.fuse_layout;
     TRY(try_options(&t, options));
     const PassOptions *best = &pc->options;
-    return remark_add(pc, "autotune", -1, "chose alpha %g, fusion limit %lld, layout %s: cost %.1f -> %.1f us in %u trials",
-                      best->alpha, (long long)best->fusion_limit, best->fuse_layout ? "on" : "off", given, t.best, t.trials);
+    return remark_add(pc, "autotune", -1,
+                      "chose alpha %g, fusion limit %lld, layout %s: cost %.1f -> %.1f us in %u trials", best->alpha,
+                      (long long)best->fusion_limit, best->fuse_layout ? "on" : "off", given, t.best, t.trials);
 }

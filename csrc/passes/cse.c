@@ -1,7 +1,7 @@
 /* Common subexpression elimination.
  * Requires: nothing. Keeps: inputs and every host node (random, effects). Breaks: nothing.
- * Two nodes are one when operator, attributes, operands and result types agree bit for bit. Constants are one when they are
- * the same memory seen the same way (tied weights), or small literals with equal content. */
+ * Two nodes are one when operator, attributes, operands and result types agree bit for bit. Constants are one when they
+ * are the same memory seen the same way (tied weights), or small literals with equal content. */
 #include "passes/passes.h"
 
 #include <string.h>
@@ -9,7 +9,8 @@
 /* Literals up to this size are compared by content. */
 enum { SMALL_LITERAL_BYTES = 4096 };
 
-/* a op b == b op a in every bit (but a NaN's payload). Not minimum and maximum: they may tell -0.0 from 0.0 by position. */
+/* a op b == b op a in every bit (but a NaN's payload). Not minimum and maximum: they may tell -0.0 from 0.0 by
+ * position. */
 static bool is_commutative(const Node *node) {
     switch (node->op) {
     case OP_add:
@@ -43,15 +44,13 @@ static uint64_t mix_bytes(uint64_t hash, const void *data, size_t size) {
     return mix(hash, tail);
 }
 
-static uint64_t scalar_word(Scalar s) {
-    return s.kind == SCALAR_NONE ? 0 : (uint64_t)s.i;
-}
+static uint64_t scalar_word(Scalar s) { return s.kind == SCALAR_NONE ? 0 : (uint64_t)s.i; }
 
 static bool same_dims(const int64_t *a, const int64_t *b, size_t rank) {
     return rank == 0 || memcmp(a, b, rank * sizeof *a) == 0;
 }
 
-/* --- constants ------------------------------------------------------------------------------------------------------- */
+/* --- constants ---------------------------------------------------------------------------------------------------- */
 
 static bool is_small_literal(const Constant *c) {
     Tensor t = {.dtype = c->dtype, .rank = c->rank};
@@ -80,7 +79,7 @@ static bool same_constant(const Graph *g, int64_t ia, int64_t ib) {
     return a->data == b->data && same_dims(a->strides, b->strides, a->rank);
 }
 
-/* --- nodes ----------------------------------------------------------------------------------------------------------- */
+/* --- nodes -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t hash_node(const Graph *g, const Node *node) {
     uint64_t hash = mix(0, (uint64_t)node->op << 32 | node->n_operands);

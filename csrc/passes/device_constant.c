@@ -22,7 +22,8 @@ static bool may_keep(PassContext *pc, const Sources *sources, int64_t bytes, boo
 
 Code pass_device_constant(PassContext *pc, Graph *g) {
     Budget budget = {pc->options.fold_limit_bytes};
-    FoldPolicy policy = {.pass = "device_constant", .may_fold = may_fold, .may_keep = may_keep, .remarks = true, .user = &budget};
+    FoldPolicy policy = {
+        .pass = "device_constant", .may_fold = may_fold, .may_keep = may_keep, .remarks = true, .user = &budget};
     bool changed = false;
     return fold_graph(pc, g, &policy, &changed);
 }

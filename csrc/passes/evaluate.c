@@ -1,21 +1,22 @@
-/* Compile-time evaluation in four steps: mark what could be known, choose what the program needs of it, compute that, put
- * constants in its place. Choosing before computing keeps big intermediates (a weight that is only reshaped) from being made. */
+/* Compile-time evaluation in four steps: mark what could be known, choose what the program needs of it, compute that,
+ * put constants in its place. Choosing before computing keeps big intermediates (a weight that is only reshaped) from
+ * being made. */
 #include "passes/evaluate.h"
 
 #include <string.h>
 
 /* What is known of one value. */
 typedef struct Known {
-    Tensor tensor;       /* data NULL until computed, or for ever: shape only */
+    Tensor tensor; /* data NULL until computed, or for ever: shape only */
     Sources sources;
-    struct Known *base;  /* a view: of this; its memory is base's, `offset` elements in */
+    struct Known *base; /* a view: of this; its memory is base's, `offset` elements in */
     int64_t offset;
-    int64_t constant;    /* >= 0: memory of this constant (also through views) */
-    bool is_full;        /* `full`, or a view of one */
-    bool shape_only;     /* made from constants without memory */
-    bool wanted;         /* needed by something that is computed */
-    bool chosen;         /* becomes a constant of the program */
-    void *kept;          /* computed memory, copied to where it lives on */
+    int64_t constant; /* >= 0: memory of this constant (also through views) */
+    bool is_full;     /* `full`, or a view of one */
+    bool shape_only;  /* made from constants without memory */
+    bool wanted;      /* needed by something that is computed */
+    bool chosen;      /* becomes a constant of the program */
+    void *kept;       /* computed memory, copied to where it lives on */
 } Known;
 
 typedef struct Folder {
@@ -23,11 +24,11 @@ typedef struct Folder {
     Graph *g;
     const FoldPolicy *policy;
     Arena *scratch;
-    Known **known;       /* by value id */
+    Known **known; /* by value id */
     Uses uses;
-    bool *failed;        /* by node id: the evaluator could not */
-    bool *gone;          /* by node id: nothing in the program uses its results any more */
-    bool *weight_only;   /* by node id: stays in the program because only contractions use it, as their matrix */
+    bool *failed;      /* by node id: the evaluator could not */
+    bool *gone;        /* by node id: nothing in the program uses its results any more */
+    bool *weight_only; /* by node id: stays in the program because only contractions use it, as their matrix */
     bool any_failed;
 } Folder;
 
@@ -58,7 +59,7 @@ static Code new_known(Folder *f, ValueId v, Known **out) {
     return CODE_OK;
 }
 
-/* --- mark ------------------------------------------------------------------------------------------------------------ */
+/* --- mark --------------------------------------------------------------------------------------------------------- */
 
 static Code mark_constant(Folder *f, const Node *node) {
     const Constant *c = &f->g->constants[node_int(node, ATTR_index)];
@@ -150,7 +151,7 @@ static Code mark_node(Folder *f, NodeId id) {
     return CODE_OK;
 }
 
-/* --- choose ---------------------------------------------------------------------------------------------------------- */
+/* --- choose ------------------------------------------------------------------------------------------------------- */
 
 /* Is `v` the matrix, and nothing else, of contractions (maybe through nodes for which that holds)? */
 static bool only_weight(const Folder *f, ValueId v) {
@@ -166,9 +167,7 @@ static bool only_weight(const Folder *f, ValueId v) {
 }
 
 /* Is the value's memory there already, so that a constant for it costs nothing? */
-static bool is_free(const Known *k) {
-    return k->constant >= 0 || k->is_full;
-}
+static bool is_free(const Known *k) { return k->constant >= 0 || k->is_full; }
 
 static Code choose(Folder *f) {
     bool *needed; /* by value: the program still uses it */
@@ -205,7 +204,7 @@ static Code choose(Folder *f) {
     return CODE_OK;
 }
 
-/* --- compute --------------------------------------------------------------------------------------------------------- */
+/* --- compute ------------------------------------------------------------------------------------------------------ */
 
 static Code evaluate(Folder *f, NodeId id) {
     PassContext *pc = f->pc;
@@ -268,7 +267,7 @@ static Code compute(Folder *f) {
     return CODE_OK;
 }
 
-/* --- put constants in place ------------------------------------------------------------------------------------------ */
+/* --- put constants in place --------------------------------------------------------------------------------------- */
 
 static int64_t spanned_bytes(const Tensor *t) {
     int64_t last = 0;
@@ -283,8 +282,7 @@ static Code keep_memory(Folder *f, Known *k, void **out) {
     for (; k->base; k = k->base) offset += k->offset;
     *out = NULL;
     if (k->shape_only) return CODE_OK;
-    if (!k->kept)
-        TRY(arena_copy(f->pc->ctx, f->pc->arena, k->tensor.data, (size_t)tensor_bytes(&k->tensor), &k->kept));
+    if (!k->kept) TRY(arena_copy(f->pc->ctx, f->pc->arena, k->tensor.data, (size_t)tensor_bytes(&k->tensor), &k->kept));
     *out = (char *)k->kept + (size_t)offset * dtype_size(k->tensor.dtype);
     return CODE_OK;
 }
@@ -360,14 +358,15 @@ static Code place(Folder *f, bool *changed) {
     return *changed ? graph_compact(f->pc->ctx, f->g) : CODE_OK;
 }
 
-/* --- all ------------------------------------------------------------------------------------------------------------- */
+/* --- all ---------------------------------------------------------------------------------------------------------- */
 
 static Code fold(Folder *f, bool *changed) {
     Context *ctx = f->pc->ctx;
     Graph *g = f->g;
     TRY(ARENA_NEW(ctx, f->scratch, g->n_nodes, &f->failed));
     TRY(graph_uses(ctx, g, f->scratch, &f->uses));
-    /* A node that the evaluator refuses changes what can be chosen. Its users are unknown from then on, so few rounds do. */
+    /* A node that the evaluator refuses changes what can be chosen. Its users are unknown from then on, so few rounds
+     * do. */
     do {
         f->any_failed = false;
         TRY(ARENA_NEW(ctx, f->scratch, g->n_values, &f->known));

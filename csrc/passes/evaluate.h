@@ -8,28 +8,31 @@ enum { SMALL_BYTES = 4 << 10 }; /* what may be copied and grown without a though
 
 /* What a value that is known at compile time was made from. */
 typedef struct Sources {
-    bool state;        /* parameters or buffers take part */
-    bool narrow;       /* integers of less than 32 bits from state or large literals: packed weights, which must stay packed */
-    int64_t bytes;     /* memory of the state that takes part */
-    const char *name;  /* of the first state, "" if none */
+    bool state; /* parameters or buffers take part */
+    bool
+        narrow; /* integers of less than 32 bits from state or large literals: packed weights, which must stay packed */
+    int64_t bytes;    /* memory of the state that takes part */
+    const char *name; /* of the first state, "" if none */
 } Sources;
 
 typedef struct FoldPolicy {
     const char *pass;
     /* May `node`, all of whose operands are known, be computed at compile time? `bytes`: of its results. */
     bool (*may_fold)(const PassContext *pc, const Sources *sources, int64_t bytes);
-    /* May `bytes` of computed result become a constant of the program? `weight_only`: nothing but contractions use it, as their
-     * matrix. */
+    /* May `bytes` of computed result become a constant of the program? `weight_only`: nothing but contractions use it,
+     * as their matrix. */
     bool (*may_keep)(PassContext *pc, const Sources *sources, int64_t bytes, bool weight_only, void *user);
-    bool remarks;      /* say what was made */
+    bool remarks; /* say what was made */
     void *user;
 } FoldPolicy;
 
-/* Replaces values that are known by constants: view operators on constants become constants that borrow the memory, other
- * operators are computed where the policy allows, uniform results become `full`. Host nodes and inputs are never known. */
+/* Replaces values that are known by constants: view operators on constants become constants that borrow the memory,
+ * other operators are computed where the policy allows, uniform results become `full`. Host nodes and inputs are never
+ * known. */
 MUST_USE Code fold_graph(PassContext *pc, Graph *g, const FoldPolicy *policy, bool *changed);
 
-/* Strides and element offset of a VIEW node's result over the memory of `in`; false: needs a copy. out->data is not set. */
+/* Strides and element offset of a VIEW node's result over the memory of `in`; false: needs a copy. out->data is not
+ * set. */
 bool view_tensor(const Node *node, const Value *result, const Tensor *in, Tensor *out, int64_t *offset);
 
 /* One element in memory. `scalar_load` is false for types that no scalar can hold. */

@@ -1,8 +1,8 @@
 /* Constant folding and exact simplification.
  * Requires: nothing; values are computed only where the context has an evaluator. Keeps: host nodes and inputs (random
  * numbers, mutated state). Breaks: nothing.
- * View operators on constants become constants over the same memory. What depends on the program alone is computed up to a
- * size limit. What depends on state must not copy weights: see `may_fold`. */
+ * View operators on constants become constants over the same memory. What depends on the program alone is computed up
+ * to a size limit. What depends on state must not copy weights: see `may_fold`. */
 #include "passes/evaluate.h"
 
 enum {

@@ -1,5 +1,5 @@
-/* Elementwise operators after a contraction run on its tile while that is in cache: activation, scale, residual, gate.
- */
+/* Elementwise operators after a contraction run on its tile while that is in cache: activation, scale, residual,
+ * gate. */
 #include "passes/body.h"
 #include "passes/fusion.h"
 
@@ -60,6 +60,6 @@ static Code grow_epilogue(Match *m, NodeId contraction) {
 
 Code fuse_epilogues(Match *m) {
     GRAPH_EACH(m->g, id)
-    if (op_is(graph_node(m->g, id)->op, CONTRACTION)) TRY(grow_epilogue(m, id));
+        if (op_is(graph_node(m->g, id)->op, CONTRACTION)) TRY(grow_epilogue(m, id));
     return CODE_OK;
 }

@@ -97,7 +97,7 @@ static Code take_biases(Match *m) {
 
 Code fuse_linears(Match *m) {
     GRAPH_EACH(m->g, id)
-    if (graph_node(m->g, id)->op == OP_matmul) TRY(to_linear(m, id));
+        if (graph_node(m->g, id)->op == OP_matmul) TRY(to_linear(m, id));
     /* the products are new nodes, whose uses are not known yet */
     TRY(graph_compact(m->pc->ctx, m->g));
     return match_run(m->pc, m->g, take_biases);

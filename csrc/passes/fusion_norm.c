@@ -69,7 +69,7 @@ static NodeId vector_use(const Match *m, ValueId v, Op op, ValueId *vector) {
 Code fuse_norms(Match *m) {
     GRAPH_EACH(m->g, id) {
         const Node *root = graph_node(m->g, id);
-        ValueId operands[3] = {VALUE_NONE, VALUE_NONE, VALUE_NONE}, x, centred, variance;
+        ValueId operands[3] = {VALUE_NONE, VALUE_NONE, VALUE_NONE}, x = VALUE_NONE, centred, variance;
         double eps;
         if ((root->op != OP_mul && root->op != OP_div) || graph_value(m->g, root->first_result)->dtype != DTYPE_F32)
             continue;

@@ -1,10 +1,10 @@
 /* Layout: transposes folded into what is before them, fills turned into memory.
- * Requires: nothing. Keeps: every value; only where elements lie in memory changes. Breaks: a later pass must not assume that
- * results are row major (`order` says how they lie).
+ * Requires: nothing. Keeps: every value; only where elements lie in memory changes. Breaks: a later pass must not
+ * assume that results are row major (`order` says how they lie).
  *
- * A kernel that can write its result in any memory order (STRIDED_OUT) writes it in the order in which a permute after it
- * reads, so that the permuted value is row major and the reshape or contraction behind needs no copy. The case that matters:
- * attention [B, H, S, D] -> permute [B, S, H, D] -> reshape [B, S, H * D] -> linear. */
+ * A kernel that can write its result in any memory order (STRIDED_OUT) writes it in the order in which a permute after
+ * it reads, so that the permuted value is row major and the reshape or contraction behind needs no copy. The case that
+ * matters: attention [B, H, S, D] -> permute [B, S, H, D] -> reshape [B, S, H * D] -> linear. */
 #include "passes/evaluate.h"
 
 #include <string.h>
@@ -91,8 +91,8 @@ static Code choose_orders(Layout *l) {
     return CODE_OK;
 }
 
-/* A contiguous() of a permute whose operand lies in that order copies memory onto its like. Where host calls have effects they
- * could tell the copy from the original. */
+/* A contiguous() of a permute whose operand lies in that order copies memory onto its like. Where host calls have
+ * effects they could tell the copy from the original. */
 static void drop_copies(Layout *l) {
     Graph *g = l->g;
     GRAPH_EACH(g, id) {
@@ -111,7 +111,8 @@ static void drop_copies(Layout *l) {
     }
 }
 
-/* `full` becomes a constant: one element seen with strides 0 where only elementwise kernels read it, else real memory. */
+/* `full` becomes a constant: one element seen with strides 0 where only elementwise kernels read it, else real
+ * memory. */
 static Code place_full(Layout *l, NodeId id) {
     Context *ctx = l->pc->ctx;
     Graph *g = l->g;

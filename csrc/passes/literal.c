@@ -4,7 +4,16 @@
 #include <string.h>
 
 bool scalar_load(DType dtype, const void *data, Scalar *out) {
-    union { uint8_t u8; int8_t i8; int16_t i16; uint16_t u16; int32_t i32; int64_t i64; float f32; double f64; } e;
+    union {
+        uint8_t u8;
+        int8_t i8;
+        int16_t i16;
+        uint16_t u16;
+        int32_t i32;
+        int64_t i64;
+        float f32;
+        double f64;
+    } e;
     memcpy(&e, data, dtype_size(dtype) <= sizeof e ? dtype_size(dtype) : sizeof e);
     out->kind = dtype_is_float(dtype) ? SCALAR_FLOAT : SCALAR_INT;
     switch (dtype) {
@@ -22,14 +31,22 @@ bool scalar_load(DType dtype, const void *data, Scalar *out) {
     }
 }
 
-/* Float to integer as C does it where that is defined; elsewhere the value that x86 gives, without undefined behaviour. */
+/* Float to integer as C does it where that is defined; elsewhere the value that x86 gives, without undefined
+ * behaviour. */
 static int64_t to_int(Scalar s) {
     if (s.kind == SCALAR_INT) return s.i;
     return s.f >= -9223372036854775808.0 && s.f < 9223372036854775808.0 ? (int64_t)s.f : INT64_MIN;
 }
 
 void scalar_store(Scalar s, DType dtype, void *data) {
-    union { uint8_t u8; uint16_t u16; uint32_t u32; int64_t i64; float f32; double f64; } e;
+    union {
+        uint8_t u8;
+        uint16_t u16;
+        uint32_t u32;
+        int64_t i64;
+        float f32;
+        double f64;
+    } e;
     memset(&e, 0, sizeof e);
     switch (dtype) {
     case DTYPE_BOOL: e.u8 = s.kind == SCALAR_INT ? s.i != 0 : s.f != 0; break;
@@ -89,7 +106,8 @@ bool literal_uniform(const Graph *g, ValueId v, Scalar *out) {
     return scalar_load(dtype, c->data, out);
 }
 
-/* Strides for `shape` over memory of `in`, when dims of equal memory order can be merged and split: PyTorch's computeStride. */
+/* Strides for `shape` over memory of `in`, when dims of equal memory order can be merged and split: PyTorch's
+ * computeStride. */
 static bool reshape_strides(const Tensor *in, Tensor *out) {
     if (tensor_count(in) == 0) {
         int64_t stride = 1;

@@ -8,7 +8,7 @@ Code match_run(PassContext *pc, Graph *g, FusionFn fusion) {
     arena_init(&scratch);
     Match m = {.pc = pc, .g = g, .scratch = &scratch, .n_values = g->n_values};
     GRAPH_EACH(g, id)
-    m.effects = m.effects || (graph_node(g, id)->op == OP_host && node_int(graph_node(g, id), ATTR_effect));
+        m.effects = m.effects || (graph_node(g, id)->op == OP_host && node_int(graph_node(g, id), ATTR_effect));
     Code code = graph_uses(pc->ctx, g, &scratch, &m.uses);
     if (code == CODE_OK) code = fusion(&m);
     if (code == CODE_OK) code = pass_dce(pc, g); /* what lost its uses would still count as a user of others */

@@ -4,17 +4,19 @@
 
 #include "graph/graph.h"
 
-/* Evaluates one node on constant operands (folding needs kernels, but no pass may include cpu/). `out[k].data` is memory of
- * the right size, row major. CODE_UNSUPPORTED without text set in ctx means "cannot": the pass leaves the node alone. */
-typedef Code (*EvalFn)(Context *ctx, const Graph *g, NodeId node, const Tensor *in, size_t n_in, Tensor *out, size_t n_out,
-                       void *user);
+/* Evaluates one node on constant operands (folding needs kernels, but no pass may include cpu/). `out[k].data` is
+ * memory of the right size, row major. CODE_UNSUPPORTED without text set in ctx means "cannot": the pass leaves the
+ * node alone. */
+typedef Code (*EvalFn)(Context *ctx, const Graph *g, NodeId node, const Tensor *in, size_t n_in, Tensor *out,
+                       size_t n_out, void *user);
 
 /* Why a pass did not fuse, or how often it did: shown in the report. */
 typedef struct Remark {
     const char *pass;
-    const char *text;   /* e.g. "matched: attention from softmax", "declined: mask depends on a value that is used elsewhere" */
-    int32_t source;     /* of the node concerned, -1 none */
-    uint32_t count;     /* equal remarks are merged */
+    const char
+        *text; /* e.g. "matched: attention from softmax", "declined: mask depends on a value that is used elsewhere" */
+    int32_t source; /* of the node concerned, -1 none */
+    uint32_t count; /* equal remarks are merged */
 } Remark;
 typedef struct Remarks {
     Remark *items;
@@ -22,18 +24,18 @@ typedef struct Remarks {
 } Remarks;
 
 typedef struct PassOptions {
-    double alpha;           /* 0..1: how far operator fusion goes */
-    int64_t fusion_limit;   /* most steps of an elementwise program (<= PROGRAM_MAX_STEPS) */
-    bool fuse_layout;       /* layout pass may choose memory orders */
+    double alpha;             /* 0..1: how far operator fusion goes */
+    int64_t fusion_limit;     /* most steps of an elementwise program (<= PROGRAM_MAX_STEPS) */
+    bool fuse_layout;         /* layout pass may choose memory orders */
     int64_t fold_limit_bytes; /* largest literal that folding makes */
 } PassOptions;
 void pass_options_default(PassOptions *options);
 
 typedef struct PassContext {
     Context *ctx;
-    Arena *arena;          /* of the compilation: for results that live on */
+    Arena *arena; /* of the compilation: for results that live on */
     PassOptions options;
-    EvalFn eval;           /* NULL: nothing is folded by value */
+    EvalFn eval; /* NULL: nothing is folded by value */
     void *eval_user;
     Remarks remarks;
 } PassContext;
@@ -41,7 +43,7 @@ MUST_USE Code remark_add(PassContext *pc, const char *pass, int32_t source, cons
 
 typedef Code (*PassFn)(PassContext *pc, Graph *g);
 typedef struct Pass {
-    const char *name;   /* as in passes= and FORGE_DUMP files */
+    const char *name; /* as in passes= and FORGE_DUMP files */
     PassFn run;
     bool by_default;
 } Pass;

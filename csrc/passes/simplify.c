@@ -9,9 +9,9 @@
 typedef struct Simplifier {
     PassContext *pc;
     Graph *g;
-    Uses uses;      /* of the graph as it was */
-    bool effects;   /* there are host calls with effects: they may write memory, so copies are copies */
-    bool changed;   /* a node was edited or replaced */
+    Uses uses;    /* of the graph as it was */
+    bool effects; /* there are host calls with effects: they may write memory, so copies are copies */
+    bool changed; /* a node was edited or replaced */
 } Simplifier;
 
 static bool same_shape(const Value *a, const Value *b) {
@@ -34,7 +34,7 @@ static Code insert_expand(Simplifier *s, NodeId before, ValueId x, const Type *t
     return attr_set_ints(s->pc->ctx, s->g, node_attr_mut(graph_node(s->g, made), ATTR_shape), type->shape, type->rank);
 }
 
-/* --- views ----------------------------------------------------------------------------------------------------------- */
+/* --- views -------------------------------------------------------------------------------------------------------- */
 
 static Code simplify_reshape(Simplifier *s, NodeId id, ValueId *with) {
     Node *node = graph_node(s->g, id);
@@ -53,7 +53,8 @@ static Code simplify_permute(Simplifier *s, NodeId id, ValueId *with) {
     Attr *dims = node_attr_mut(node, ATTR_dims);
     if (inner->op == OP_permute) {
         int64_t both[MAX_RANK];
-        for (uint32_t d = 0; d < dims->ints.count; d++) both[d] = node_attr(inner, ATTR_dims)->ints.items[dims->ints.items[d]];
+        for (uint32_t d = 0; d < dims->ints.count; d++)
+            both[d] = node_attr(inner, ATTR_dims)->ints.items[dims->ints.items[d]];
         TRY(attr_set_ints(s->pc->ctx, s->g, dims, both, dims->ints.count));
         node->operands[0] = inner->operands[0];
         s->changed = true;
@@ -92,16 +93,18 @@ static Code simplify_slice(Simplifier *s, NodeId id, ValueId *with) {
         node->operands[0] = inner->operands[0];
         s->changed = true;
     }
-    if (same_type(s->g, node->operands[0], node->first_result) && node_int(node, ATTR_step) == 1) *with = node->operands[0];
+    if (same_type(s->g, node->operands[0], node->first_result) && node_int(node, ATTR_step) == 1)
+        *with = node->operands[0];
     return CODE_OK;
 }
 
-/* `contiguous` asks for memory, not for a value: where the memory is row major already, or where a reshape copies anyway if
- * it must, it is nothing. */
+/* `contiguous` asks for memory, not for a value: where the memory is row major already, or where a reshape copies
+ * anyway if it must, it is nothing. */
 static Code simplify_contiguous(Simplifier *s, NodeId id, ValueId *with) {
     const Node *node = graph_node(s->g, id), *inner = value_node(s->g, node->operands[0]);
     if (s->effects || node_attr(node, ATTR_order)->ints.count) return CODE_OK;
-    bool drop = !op_is(inner->op, VIEW) && !(node_has_attr(inner, ATTR_order) && node_attr(inner, ATTR_order)->ints.count);
+    bool drop =
+        !op_is(inner->op, VIEW) && !(node_has_attr(inner, ATTR_order) && node_attr(inner, ATTR_order)->ints.count);
     ValueId v = node->first_result;
     if (!drop && s->uses.output_uses[v] == 0) {
         drop = true;
@@ -112,7 +115,7 @@ static Code simplify_contiguous(Simplifier *s, NodeId id, ValueId *with) {
     return CODE_OK;
 }
 
-/* --- casts ----------------------------------------------------------------------------------------------------------- */
+/* --- casts -------------------------------------------------------------------------------------------------------- */
 
 /* Does every value of `from` have itself in `to`? */
 static bool is_widening(DType from, DType to) {
@@ -138,10 +141,11 @@ static Code simplify_cast(Simplifier *s, NodeId id, ValueId *with) {
     return CODE_OK;
 }
 
-/* --- elementwise ----------------------------------------------------------------------------------------------------- */
+/* --- elementwise -------------------------------------------------------------------------------------------------- */
 
-/* A uniform literal operand becomes the scalar attribute. Not for pow: eager has other formulas for scalar exponents. Where the
- * literal only gives the result its shape, `with` is an expand of the operator on the other operand's shape. */
+/* A uniform literal operand becomes the scalar attribute. Not for pow: eager has other formulas for scalar exponents.
+ * Where the literal only gives the result its shape, `with` is an expand of the operator on the other operand's
+ * shape. */
 static Code take_scalar(Simplifier *s, NodeId id, ValueId *with) {
     Graph *g = s->g;
     const Node *node = graph_node(g, id);
@@ -151,7 +155,8 @@ static Code take_scalar(Simplifier *s, NodeId id, ValueId *with) {
         ValueId other = node->operands[1 - k];
         if (!literal_uniform(g, node->operands[k], &scalar)) continue;
         Type result = value_type(g, node->first_result), type = value_type(g, other);
-        bool commutes = node->op == OP_add || node->op == OP_mul || node->op == OP_bitwise_and || node->op == OP_bitwise_or;
+        bool commutes =
+            node->op == OP_add || node->op == OP_mul || node->op == OP_bitwise_and || node->op == OP_bitwise_or;
         bool broadcasts = !same_shape(graph_value(g, other), graph_value(g, node->first_result));
         NodeId at = id;
         if (broadcasts) {
@@ -222,8 +227,10 @@ static Code simplify_where(Simplifier *s, NodeId id, ValueId *with) {
     const Node *node = graph_node(s->g, id);
     Scalar condition;
     ValueId branch = node->operands[1];
-    if (literal_uniform(s->g, node->operands[0], &condition)) branch = node->operands[condition.i ? 1 : 2];
-    else if (node->operands[1] != node->operands[2]) return CODE_OK;
+    if (literal_uniform(s->g, node->operands[0], &condition))
+        branch = node->operands[condition.i ? 1 : 2];
+    else if (node->operands[1] != node->operands[2])
+        return CODE_OK;
     if (same_type(s->g, branch, node->first_result)) {
         *with = branch;
         return CODE_OK;
@@ -232,7 +239,7 @@ static Code simplify_where(Simplifier *s, NodeId id, ValueId *with) {
     return insert_expand(s, id, branch, &type, with);
 }
 
-/* --- others ---------------------------------------------------------------------------------------------------------- */
+/* --- others ------------------------------------------------------------------------------------------------------- */
 
 /* matmul by a constant matrix is a linear layer, whose weight is packed once and not at each call. */
 static Code simplify_matmul(Simplifier *s, NodeId id, ValueId *with) {

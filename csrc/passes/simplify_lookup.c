@@ -1,12 +1,13 @@
-/* Lookups by known, consecutive indices are slices: position embeddings, and the masks that transformers reads element by
- * element (mask[batch, key] with both from arange), need neither a kernel nor a copy. */
+/* Lookups by known, consecutive indices are slices: position embeddings, and the masks that transformers reads element
+ * by element (mask[batch, key] with both from arange), need neither a kernel nor a copy. */
 #include "passes/evaluate.h"
 
 #include <string.h>
 
 enum { MOST_INDICES = 1 << 20 };
 
-/* A lookup: `count` adjacent dimensions of x, from `dim` on, are replaced by the dimensions of the broadcast indices. */
+/* A lookup: `count` adjacent dimensions of x, from `dim` on, are replaced by the dimensions of the broadcast
+ * indices. */
 typedef struct Lookup {
     int dim, count;
     Tensor indices[MAX_RANK];
@@ -32,7 +33,8 @@ static bool read_lookup(const Graph *g, const Node *node, Lookup *l) {
     if (node->op != OP_index) {
         l->dim = node->op == OP_index_select ? (int)node_int(node, ATTR_dim) : 0;
         l->count = 1;
-        return graph_value(g, node->operands[0])->rank > 0 && known_indices(g, node->operands[1], l->indices, l->elements[0]);
+        return graph_value(g, node->operands[0])->rank > 0 &&
+               known_indices(g, node->operands[1], l->indices, l->elements[0]);
     }
     const Attr *mask = node_attr(node, ATTR_mask);
     int end = (int)mask->ints.count;
@@ -54,8 +56,10 @@ static int64_t index_at(const Tensor *t, const int64_t *position, int rank) {
     return t->dtype == DTYPE_I64 ? ((const int64_t *)t->data)[offset] : ((const int32_t *)t->data)[offset];
 }
 
-/* Do the lookups read rows first, first + 1, ... of the looked-up dimensions taken as one? `shape`: of the broadcast indices. */
-static bool is_consecutive(const Lookup *l, const int64_t *sizes, const int64_t *shape, int rank, int64_t *first, int64_t *n) {
+/* Do the lookups read rows first, first + 1, ... of the looked-up dimensions taken as one? `shape`: of the broadcast
+ * indices. */
+static bool is_consecutive(const Lookup *l, const int64_t *sizes, const int64_t *shape, int rank, int64_t *first,
+                           int64_t *n) {
     int64_t position[MAX_RANK] = {0};
     *n = 1;
     for (int d = 0; d < rank; d++)

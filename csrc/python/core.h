@@ -19,7 +19,7 @@ typedef struct ModuleState {
     PyTypeObject *program_type;
 } ModuleState;
 
-/* --- gil.c: leaving Python while C works ------------------------------------------------------------------------ */
+/* --- gil.c: leaving Python while C works -------------------------------------------------------------------------- */
 /* A `Door` is left with door_leave() and entered again with door_enter(); code that runs in between on the same thread
  * may enter and leave it for a moment. While it is left, `door_cancelled` looks for signals now and then. */
 typedef struct Door {
@@ -32,13 +32,13 @@ void door_enter(Door *door);
 void door_reenter(Door *door); /* from C that runs while it is left ... */
 void door_releave(Door *door); /* ... and back */
 
-/* --- errors.c --------------------------------------------------------------------------------------------------- */
+/* --- errors.c ----------------------------------------------------------------------------------------------------- */
 /* The Python exception of a failure. CODE_HOST and CODE_CANCELLED have set theirs. */
 void raise_code(const Context *ctx, Code code);
 /* Py_DECREF that keeps the exception that is being raised. */
 void decref_while_raising(PyObject *object);
 
-/* --- table.c ---------------------------------------------------------------------------------------------------- */
+/* --- table.c ------------------------------------------------------------------------------------------------------ */
 enum { TABLE_ARRAYS = 7 };
 typedef struct TableArgs {
     Table table;
@@ -54,14 +54,14 @@ bool table_open(TableArgs *args, PyObject *const objects[TABLE_OBJECTS]);
 void table_close(TableArgs *args);
 PyObject *table_dtypes(void); /* TABLE_DTYPES */
 
-/* --- hostcall.c ------------------------------------------------------------------------------------------------- */
+/* --- hostcall.c --------------------------------------------------------------------------------------------------- */
 typedef struct HostDoor {
     Door *door;
     PyObject *function; /* borrowed */
 } HostDoor;
 HostCalls host_calls(HostDoor *host);
 
-/* --- program.c -------------------------------------------------------------------------------------------------- */
+/* --- program.c ---------------------------------------------------------------------------------------------------- */
 extern PyType_Spec program_spec;
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs);
 

@@ -3,7 +3,7 @@
 
 #include "python/core.h"
 
-/* --- DLPack, version 0: its two structs, as every reader lays them out ------------------------------------------ */
+/* --- DLPack, version 0: its two structs, as every reader lays them out -------------------------------------------- */
 typedef struct DLTensor {
     void *data;
     struct {
@@ -70,7 +70,7 @@ static PyObject *export_tensor(const Tensor *tensor) {
     return capsule;
 }
 
-/* --- arguments and results -------------------------------------------------------------------------------------- */
+/* --- arguments and results ---------------------------------------------------------------------------------------- */
 static PyObject *make_arguments(const Tensor *in, uint32_t n_in) {
     PyObject *list = PyList_New((Py_ssize_t)n_in);
     for (uint32_t k = 0; list && k < n_in; k++) {
@@ -140,7 +140,7 @@ static bool call_function(PyObject *function, uint32_t callee, const Tensor *in,
     return ok;
 }
 
-/* --- what the executor sees ------------------------------------------------------------------------------------- */
+/* --- what the executor sees --------------------------------------------------------------------------------------- */
 static Code host_call(Context *ctx, void *user, uint32_t callee, const Tensor *in, uint32_t n_in, Tensor *out,
                       uint32_t n_out, void **hold) {
     HostDoor *host = user;

@@ -5,7 +5,7 @@
 #define FORGE_VERSION "0.1.0"
 #endif
 
-/* --- what there is: operators, dtypes, passes, targets ---------------------------------------------------------- */
+/* --- what there is: operators, dtypes, passes, targets ------------------------------------------------------------ */
 static bool append(PyObject *list, PyObject *value) {
     bool ok = value && PyList_Append(list, value) == 0;
     Py_XDECREF(value);
@@ -112,7 +112,7 @@ static PyObject *module_cpu_features(PyObject *module, PyObject *unused) {
     return list;
 }
 
-/* --- text to text ----------------------------------------------------------------------------------------------- */
+/* --- text to text ------------------------------------------------------------------------------------------------- */
 static PyObject *module_optimize_text(PyObject *module, PyObject *args, PyObject *kwargs) {
     (void)module;
     static char *keywords[] = {"text", "passes", "emit", "target", "alpha", NULL};
@@ -143,7 +143,7 @@ static PyObject *module_optimize_text(PyObject *module, PyObject *args, PyObject
     return result;
 }
 
-/* --- the module ------------------------------------------------------------------------------------------------- */
+/* --- the module --------------------------------------------------------------------------------------------------- */
 static PyMethodDef module_methods[] = {
     {"ops", module_ops, METH_NOARGS, "ops()\n--\n\nThe operators, in the order of their ids."},
     {"dtypes", module_dtypes, METH_NOARGS,

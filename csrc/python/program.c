@@ -9,7 +9,7 @@ typedef struct ProgramObject {
     bool opaque_inputs, opaque_outputs;
 } ProgramObject;
 
-/* --- compile ---------------------------------------------------------------------------------------------------- */
+/* --- compile ------------------------------------------------------------------------------------------------------ */
 static bool any_opaque(const Graph *g, const ValueId *values, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (graph_value(g, values[i])->dtype == DTYPE_OBJECT) return true;
@@ -81,7 +81,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
-/* --- run -------------------------------------------------------------------------------------------------------- */
+/* --- run ---------------------------------------------------------------------------------------------------------- */
 typedef struct RunArgs {
     PyObject *inputs, *outputs; /* fast sequences, owned */
     PyObject *host;             /* NULL: none; borrowed */
@@ -201,7 +201,7 @@ static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t
     return result;
 }
 
-/* --- text and report -------------------------------------------------------------------------------------------- */
+/* --- text and report ---------------------------------------------------------------------------------------------- */
 static PyObject *program_text(PyObject *object, PyObject *stage) {
     const Program *program = ((ProgramObject *)object)->program;
     const char *name = PyUnicode_AsUTF8(stage);
@@ -315,7 +315,7 @@ static PyObject *program_report(PyObject *object, PyObject *unused) {
     return report;
 }
 
-/* --- the type --------------------------------------------------------------------------------------------------- */
+/* --- the type ----------------------------------------------------------------------------------------------------- */
 static PyObject *program_repr(PyObject *object) {
     const Program *p = ((ProgramObject *)object)->program;
     return PyUnicode_FromFormat("<forge_ugc._core.Program for %s, %u instructions>", p->ir->target,

@@ -5,9 +5,11 @@
 #include "npuir/npuir.h"
 
 typedef struct ScheduleReport {
-    uint32_t transitions_before, transitions_after; /* each change of device along the order; entering and leaving the NPU count */
+    /* changes of device along the order; entering and leaving the NPU count */
+    uint32_t transitions_before, transitions_after;
 } ScheduleReport;
-/* Sets ir->order to a topological order; host calls with effects keep their relative order. Never worse than program order. */
+/* Sets ir->order to a topological order; host calls with effects keep their relative order. Never worse than program
+ * order. */
 MUST_USE Code schedule_plan(Context *ctx, Npuir *ir, ScheduleReport *report);
 uint32_t schedule_transitions(const Npuir *ir, const uint32_t *order);
 

@@ -49,8 +49,13 @@ static inline Code random_graph(Context *ctx, Arena *arena, Random *r, const Ran
     for (uint32_t i = 0; i < 2; i++) { /* one of them turned */
         int64_t shape[2] = {sizes[random_below(r, 7)], sizes[random_below(r, 7)]};
         int64_t strides[2] = {i ? 1 : shape[1], i ? shape[0] : 1};
-        Constant c = {.kind = (ConstantKind)i, .name = i ? "odd \"name\" {#}" : "h.0.weight", .dtype = DTYPE_F32,
-                      .rank = 2, .shape = shape, .strides = strides, .bytes = 4 * shape[0] * shape[1]};
+        Constant c = {.kind = (ConstantKind)i,
+                      .name = i ? "odd \"name\" {#}" : "h.0.weight",
+                      .dtype = DTYPE_F32,
+                      .rank = 2,
+                      .shape = shape,
+                      .strides = strides,
+                      .bytes = 4 * shape[0] * shape[1]};
         uint32_t index;
         TRY(graph_add_constant(ctx, g, &c, &index));
         TRY(random_node(ctx, g, r, OP_constant, NULL, 0, DTYPE_F32, 2, shape, 1, &id));

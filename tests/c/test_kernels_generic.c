@@ -15,8 +15,8 @@ static int64_t below(int64_t n) {
     return (int64_t)((seed >> 33) % (uint64_t)n);
 }
 
-/* --- tensors with memory -------------------------------------------------------------------------------------------
- */
+/* --- tensors with memory
+ * ------------------------------------------------------------------------------------------- */
 enum { MAX_MEMORY = 512 };
 static void *memory[MAX_MEMORY];
 static int n_memory;

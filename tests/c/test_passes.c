@@ -25,7 +25,8 @@ static uint32_t pick(Gen *gen, uint32_t below) {
 
 /* Numbers on which rewrites go wrong if they can. */
 static double number(Gen *gen) {
-    const double numbers[] = {0.0, 0.0, -0.0, -0.0, 1.0, 1.0, -1.0, 2.0, 0.5, 3.25, 1e30, (double)NAN, (double)INFINITY};
+    const double numbers[] = {
+        0.0, 0.0, -0.0, -0.0, 1.0, 1.0, -1.0, 2.0, 0.5, 3.25, 1e30, (double)NAN, (double)INFINITY};
     return numbers[pick(gen, sizeof numbers / sizeof *numbers)];
 }
 
@@ -34,8 +35,10 @@ static Type make_type(DType dtype, uint8_t rank, int64_t *shape) { return (Type)
 static NodeId insert(Gen *gen, Op op, const ValueId *operands, size_t n, Type type) {
     NodeId id = NODE_NONE;
     CHECK_OK(&gen->ctx, graph_insert(&gen->ctx, gen->g, NODE_NONE, op, operands, n, &type, 1, -1, &id));
-    if (gen->n < MAX_POOL) gen->pool[gen->n++] = graph_node(gen->g, id)->first_result;
-    else gen->pool[pick(gen, MAX_POOL)] = graph_node(gen->g, id)->first_result;
+    if (gen->n < MAX_POOL)
+        gen->pool[gen->n++] = graph_node(gen->g, id)->first_result;
+    else
+        gen->pool[pick(gen, MAX_POOL)] = graph_node(gen->g, id)->first_result;
     return id;
 }
 
@@ -83,7 +86,11 @@ static void add_leaf(Gen *gen) {
     for (int d = rank; d-- > 0; count *= shape[d]) strides[d] = count;
     uint32_t kind = pick(gen, 8);
     if (kind < 3) {
-        Constant c = {.kind = kind ? CONSTANT_STATE : CONSTANT_LITERAL, .name = "c", .dtype = dtype, .rank = rank, .shape = shape};
+        Constant c = {.kind = kind ? CONSTANT_STATE : CONSTANT_LITERAL,
+                      .name = "c",
+                      .dtype = dtype,
+                      .rank = rank,
+                      .shape = shape};
         c.strides = strides;
         c.bytes = count * (int64_t)dtype_size(dtype);
         CHECK_OK(&gen->ctx, arena_alloc(&gen->ctx, &gen->arena, (size_t)c.bytes, &c.data));
@@ -308,17 +315,21 @@ static void generate(Gen *gen) {
     uint32_t steps = 5 + pick(gen, 35);
     for (uint32_t i = 0; i < steps; i++) {
         uint32_t kind = pick(gen, 10);
-        if (kind < 4) add_view(gen);
-        else if (kind < 8) add_elementwise(gen);
-        else if (kind < 9) add_other(gen);
-        else add_leaf(gen);
+        if (kind < 4)
+            add_view(gen);
+        else if (kind < 8)
+            add_elementwise(gen);
+        else if (kind < 9)
+            add_other(gen);
+        else
+            add_leaf(gen);
     }
     CHECK_OK(&gen->ctx, ARENA_NEW(&gen->ctx, &gen->arena, OUTPUTS, &gen->g->outputs));
     gen->g->n_outputs = OUTPUTS;
     for (int i = 0; i < OUTPUTS; i++) gen->g->outputs[i] = gen->pool[pick(gen, gen->n)];
 }
 
-/* --- interpreter ----------------------------------------------------------------------------------------------------------- */
+/* --- interpreter -------------------------------------------------------------------------------------------------- */
 
 static Tensor row_major(const Graph *g, ValueId v) {
     const Value *value = graph_value(g, v);
