@@ -3,9 +3,9 @@
     python -m benchmarks.families                     # all; the 8B from meta weights, compile phases only
     python -m benchmarks.families --models gpt2,qwen2 --calls 9 --json out.json
 
-Each family has a process of its own. Latency: eager and Forge in turn, the same threads, medians of the calls. Fidelity
-is that of fp32 on the host against eager (max-abs and KL of the logits); "to f64" is the largest distance of Forge's and of
-eager's logits to a float64 run.
+Each family has a process of its own. Latency: eager and Forge in turn, the same threads, medians of the calls.
+Fidelity: fp32 on the host against eager (max-abs and KL of the logits); "to f64" is the largest distance of Forge's
+and of eager's logits to a float64 run.
 """
 
 from __future__ import annotations
