@@ -84,8 +84,9 @@ class Report:
         return self.__dict__
 
     def _captured(self) -> str:
-        count = self._recorded
-        return f"{count} recorded" if count is not None else f"{self._data['nodes_captured']} captured"
+        if self._recorded is None:
+            return f"{self._data['nodes_captured']} captured"
+        return f"{self._recorded} captured by recording"
 
     def _way(self) -> str:
         declined = self._data["capture_declined"]
