@@ -179,6 +179,8 @@ class CompiledModel:
             self._warn_grad(leaves)
         if self._structure.changed():
             raise RuntimeError("a submodule was replaced, added or removed after compiling; compile the model again")
+        if self._structure.untied():
+            raise RuntimeError("weights that were tied are not any more; compile the model again")
         if self._watcher.changed():
             self.refresh()
         if self._written_leaves or self._written_slots:

@@ -100,6 +100,7 @@ class Recorder(TorchDispatchMode):
         self.written: dict[int, int] = {}  # placeholder -> node of its last value
         self.foreign: list[tuple[torch.Tensor, torch.Tensor]] = []  # found lying around, and as it was then
         self.failure: Unsupported | None = None
+        self.grad_enabled = False  # at some call so far
         self._constants: dict[Any, int] = {}
         self._bytes = 0
 
@@ -139,6 +140,8 @@ class Recorder(TorchDispatchMode):
         if slot is not None:
             self.slots[index] = slot
         symbol = Symbol.make(self, index, (shape, tuple(tensor.stride()), dtype), Memory(True))
+        if isinstance(tensor, torch.nn.Parameter):
+            symbol._is_param = True  # isinstance(symbol, Parameter)
         self.leaves[id(symbol)] = (index, symbol, tensor)
         return symbol
 
@@ -363,6 +366,12 @@ _REFUSED = {
     if (getter := getattr(getattr(torch.Tensor, name, None), "__get__", None)) is not None
 }  # fmt: skip
 _GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+# True of what follows from leaves while gradients are off, as they are while recording.
+_AUTOGRAD = {
+    getter
+    for name in ("requires_grad", "is_leaf", "grad_fn")
+    if (getter := getattr(getattr(torch.Tensor, name, None), "__get__", None)) is not None
+}
 _SETTERS = {
     setter
     for name in ("data", "grad", "real", "imag", "requires_grad")
@@ -390,6 +399,13 @@ class Functions(TorchFunctionMode):
                     raise Unsupported("autocast region")
                 if torch._C._functorch.maybe_current_level() is not None:
                     raise Unsupported("functorch transform")
+            recorder.grad_enabled |= torch.is_grad_enabled()
+            if symbols and func in _AUTOGRAD:
+                leaf = recorder.leaves.get(id(given[0]))
+                if leaf is not None:
+                    return func(leaf[2])
+                if recorder.grad_enabled:
+                    raise Unsupported("autograd's view of a tensor")
             if func is _GET_DATA:
                 return recorder.__torch_dispatch__(aten.detach.default, (), given)
             out = func(*given, **named)

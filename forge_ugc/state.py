@@ -84,17 +84,39 @@ class Watcher:
 
 
 class Structure:
-    """Notices that a submodule was replaced, added or removed: then the captured graph is another model's."""
+    """Notices changes that make the captured graph another model's: other submodules, tied weights that were untied."""
 
     def __init__(self, model: Any) -> None:
         modules = [m for m in model.modules() if m._modules] if isinstance(model, torch.nn.Module) else []
         self._tables = [module._modules for module in modules]
         self._children = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
+        places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+            for where in (module._parameters, module._buffers):
+                for key, value in where.items():
+                    if value is not None:
+                        places.setdefault(id(value), []).append((where, key))
+        self._tied = [group for group in places.values() if len(group) > 1]
+
+    def untied(self) -> bool:
+        """Whether places that held one tensor hold several; the graph reads one of them."""
+        for group in self._tied:
+            first, *others = [where.get(key) for where, key in group]
+            for other in others:
+                if other is not first and (first is None or other is None or not _same_memory(first, other)):
+                    return True
+        return False
 
     def changed(self) -> bool:
         """Whether a module that had children has others now."""
         now = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
         return len(now) != len(self._children) or not all(map(operator.is_, now, self._children))
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or not (has_memory(a) and has_memory(b)):
+        return False
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -525,7 +525,12 @@ def sparse_inside(m, a):
 
 @takes(lambda: torch.complex(x(), x(seed=1)))
 def complex_numbers(m, a):
-    return (a * a.conj()).real, torch.view_as_real(a).sum(-1)
+    return (a * a).real, torch.view_as_real(a).sum(-1)
+
+
+@declines(lambda: torch.complex(x(), x(seed=1)))
+def conjugate(m, a):
+    return a * 2 if a.conj().is_conj() else a
 
 
 @takes(lambda: x(4, 4).t(), lambda: x(1, 4).expand(4, 4))
@@ -590,6 +595,19 @@ def view_of_written_buffer(m, a):
     m.buf.copy_(a[0])
     m.buf.mul_(2)
     return m.buf[1:], m.buf, a[0]
+
+
+@takes()
+def asks_about_gradients(m, a):
+    w = m.lin.weight
+    return a * 2 if w.requires_grad and w.is_leaf and isinstance(w, nn.Parameter) and not m.lin(a).requires_grad else a
+
+
+@declines()
+def asks_about_gradients_of_a_result(m, a):
+    with torch.enable_grad():
+        y = m.lin(a)
+    return a * 2 if y.requires_grad else a
 
 
 class Squares(torch.autograd.Function):

@@ -275,3 +275,46 @@ def test_declines_what_export_is_for():
     for model, shapes in ((program, None), (Two().eval(), {"a": {0: torch.export.Dim.AUTO}})):
         with pytest.raises(Unsupported):
             capture_fast(model, (x(),), {}, shapes)
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+def test_default_dtype_may_change_between_compilations(capture):
+    def function(a):
+        return a / 2, a.sqrt(), torch.where(a > 3, 1.0, 0.0)
+
+    a = torch.arange(6)
+    forge_ugc.compile(function, (a,), capture=capture)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_same(function(a), forge_ugc.compile(function, (a,), capture=capture)(a))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+def test_untied_weights_are_an_error(capture):
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7, bias=False)).eval()
+    model[1].weight = model[0].weight
+    ids = torch.tensor([[1, 2]])
+    compiled = forge_ugc.compile(model, (ids,), capture=capture)
+    tied = torch.nn.Parameter(torch.ones(7, 4))
+    model[0].weight = model[1].weight = tied
+    with torch.no_grad():
+        assert_same(model(ids), compiled(ids))
+    model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+    with torch.no_grad():
+        assert_same(model(ids), compiled(ids))
+    model[1].weight = torch.nn.Parameter(torch.randn(7, 4))
+    with pytest.raises(RuntimeError, match="tied"):
+        compiled(ids)
+
+
+def test_parameter_as_input():
+    def function(a):
+        return a * 2 if isinstance(a, torch.nn.Parameter) and a.requires_grad else a * 3
+
+    a = torch.nn.Parameter(x())
+    compiled = forge_ugc.compile(function, (a,))
+    with torch.no_grad():
+        assert_same(function(a), compiled(a))
+    assert compiled.report["capture"] == "fast"
