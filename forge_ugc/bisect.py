@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from . import _core
 from .capture import Captured, Node
 from .compile import _arguments, _capture, _options
 from .compiled import CompiledModel, Options, Plan
@@ -60,8 +59,7 @@ def bisect_passes(
     `passes` as for `compile`. Floats agree within `tolerance`: dtype -> (absolute, relative).
     """
     bounds = {**TOLERANCE, **(tolerance or {})}
-    _options("cpu", passes, alpha, False, False, None)  # raises now where they are wrong
-    names = [name for name, default in _core.passes() if default] if passes == "default" else _split(passes)
+    wanted = _options("cpu", passes, alpha, False, False, None)
     args, kwargs = _arguments(example_inputs, example_kwargs)
     captured, example, _ = _capture(model, *copy.deepcopy((args, kwargs)), None)
     reference = model.module() if isinstance(model, torch.export.ExportedProgram) else model
@@ -83,6 +81,8 @@ def bisect_passes(
     eager = run(reference)
     previous = _options("cpu", "none", alpha, False, False, None)
     restore()
+    whole = CompiledModel(model, captured, wanted, copy.deepcopy(example))
+    names = [p["name"] for p in next(iter(whole._plans.values())).program.report()["passes"]]
     for count in range(len(names) + 1):
         prefix = ",".join(names[:count]) or "none"
         options = _options("cpu", prefix, alpha, False, False, None)
@@ -98,10 +98,6 @@ def bisect_passes(
             return Bisection(names[count - 1], count - 1, tuple(found), *where)
         previous = options
     return Bisection(None, -1, ())
-
-
-def _split(passes: str) -> list[str]:
-    return [] if passes == "none" else [p.strip() for p in passes.split(",") if p.strip()]
 
 
 def _first_wrong(
