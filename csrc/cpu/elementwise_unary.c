@@ -5,17 +5,7 @@
 #include <math.h>
 #include <tgmath.h>
 
-#include "cpu/elementwise.h"
-
-/* Type that an element is computed in. */
-#define WIDE_F32 float
-#define WIDE_F64 double
-#define WIDE_BOOL int64_t
-#define WIDE_U8 int64_t
-#define WIDE_I8 int64_t
-#define WIDE_I16 int64_t
-#define WIDE_I32 int64_t
-#define WIDE_I64 int64_t
+#include "cpu/elementwise_types.h"
 
 #define LOOP(name, W, T, R, expr)                                                                                      \
     static EwFault name(void *dst, const EwSrc *src, int64_t n) {                                                      \
@@ -94,8 +84,6 @@
 
 #define FUNCTION(op, S, T, ...) LOOP(op##_##S, WIDE_##S, T, T, (__VA_ARGS__))
 #define TEST(op, S, T, ...) LOOP(op##_##S, WIDE_##S, T, uint8_t, (__VA_ARGS__))
-
-#define INTEGER_TYPES(X) X(U8, uint8_t) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t)
 
 FLOAT_FUNCTIONS(FUNCTION, F32, float)
 FLOAT_FUNCTIONS(FUNCTION, F64, double)
