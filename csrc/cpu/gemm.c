@@ -10,7 +10,6 @@ enum {
     B_FLOATS = 256 << 10,     /* of B, if that is at least one panel */
     LOCAL_FLOATS = 256 << 10, /* products of a batch with less than this are computed by one thread each */
     PACK_TILES = 4,           /* tiles of A in one part of work */
-    SMALL_WORK = 32 << 10,    /* multiply-adds not worth waking a thread */
 };
 
 /* All that follows from the shape alone. */
@@ -186,11 +185,12 @@ static void compute(void *arg, int64_t part, int thread) {
 }
 
 /* scratch: a_floats, b_floats, c_floats for each thread of the pool. */
-static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, float *scratch) {
+static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, float *scratch) {
+    const Plan *p = plan;
     Job job = {.g = g, .p = p, .batch = batch, .b = scratch + p->a_floats, .c = scratch + p->a_floats + p->b_floats};
     job.a_data = gemm_element(&g->a, gemm_offset(g, g->a_batch, batch));
     job.b_data = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
-    if (g->m * g->n * g->k < SMALL_WORK) pool = NULL;
+    if (gemm_is_small(g, 1)) pool = NULL;
     int64_t panels = gemm_panels(g->n);
     bool direct = g->m <= GEMM_ROWS && g->a.dtype == DTYPE_F32, one_chunk = g->m <= p->chunk_rows;
     for (job.panel = 0; job.panel < panels; job.panel += p->chunk_panels) {
@@ -208,25 +208,31 @@ static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, flo
     }
 }
 
+void gemm_run(const Gemm *g, Pool *pool, void *scratch) {
+    Plan p = make_plan(g->batch, g->m, g->n, g->k, g->panels != NULL);
+    if (g->m == 0 || g->n == 0) return;
+    gemm_run_batch(g, run_one, &p, p.local ? p.a_floats + p.b_floats + p.c_floats : 0, pool, scratch);
+}
+
+/* --- batches, of both ways ---------------------------------------------------------------------------------------- */
 typedef struct Batch {
     const Gemm *g;
-    const Plan *p;
+    GemmOne *one;
+    const void *plan;
+    int64_t floats;
     float *scratch;
 } Batch;
 
 static void run_local(void *arg, int64_t part, int thread) {
-    Batch *b = arg;
-    run_one(b->g, b->p, part, NULL, b->scratch + thread * (b->p->a_floats + b->p->b_floats + b->p->c_floats));
+    const Batch *b = arg;
+    b->one(b->g, b->plan, part, NULL, b->scratch + thread * b->floats);
 }
 
-void gemm_run(const Gemm *gemm, Pool *pool, void *scratch) {
-    Plan plan = make_plan(gemm->batch, gemm->m, gemm->n, gemm->k, gemm->panels != NULL);
-    if (gemm->m == 0 || gemm->n == 0) return;
-    if (plan.local) {
-        Batch batch = {gemm, &plan, scratch};
-        if (gemm->batch * gemm->m * gemm->n * gemm->k < SMALL_WORK) pool = NULL;
-        pool_run(pool, gemm->batch, run_local, &batch);
+void gemm_run_batch(const Gemm *g, GemmOne *one, const void *plan, int64_t local_floats, Pool *pool, float *scratch) {
+    if (local_floats > 0) {
+        Batch batch = {g, one, plan, local_floats, scratch};
+        pool_run(gemm_is_small(g, g->batch) ? NULL : pool, g->batch, run_local, &batch);
         return;
     }
-    for (int64_t i = 0; i < gemm->batch; i++) run_one(gemm, &plan, i, pool, scratch);
+    for (int64_t i = 0; i < g->batch; i++) one(g, plan, i, pool, scratch);
 }

@@ -82,6 +82,13 @@ int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed
 int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads);
 void gemm_run(const Gemm *gemm, Pool *pool, void *scratch);
 void gemm_turned_run(const Gemm *gemm, Pool *pool, void *scratch);
+/* Product number `batch`. */
+typedef void GemmOne(const Gemm *gemm, const void *plan, int64_t batch, Pool *pool, float *scratch);
+/* All of them, one after the other with the whole pool; or, with `local_floats`, each on one thread with so much of the
+ * scratch. */
+void gemm_run_batch(const Gemm *gemm, GemmOne *one, const void *plan, int64_t local_floats, Pool *pool, float *scratch);
+/* Multiply-adds not worth waking a thread. */
+static inline bool gemm_is_small(const Gemm *g, int64_t products) { return products * g->m * g->n * g->k < 32 << 10; }
 static inline bool gemm_turns(const Gemm *g) {
     return gemm_in_f32(g->b.dtype) && g->b.row == 1 && !g->panels && !g->fill;
 }

@@ -11,7 +11,6 @@ enum {
     CHUNK_PANELS = 8,  /* at least so many are packed at once */
     A_FLOATS = 512 << 10,
     LOCAL_FLOATS = 256 << 10,
-    SMALL_WORK = 32 << 10,
 };
 
 typedef struct Plan {
@@ -129,12 +128,13 @@ static void compute_few(void *arg, int64_t part, int thread) {
     for (int64_t i = 0; i < g->m; i++) gemm_finish_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
 }
 
-static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, float *scratch) {
+static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, float *scratch) {
+    const Plan *p = plan;
     Job job = {.g = g, .p = p, .batch = batch, .packed = scratch, .c = scratch + p->a_floats};
     job.a = (GemmOperand){gemm_element(&g->a, gemm_offset(g, g->a_batch, batch)), g->a.dtype, g->a.col, g->a.row};
     job.b = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
     job.row_blocks = (g->n + p->block_rows - 1) / p->block_rows;
-    if (g->m * g->n * g->k < SMALL_WORK) pool = NULL;
+    if (gemm_is_small(g, 1)) pool = NULL;
     if (p->few) {
         for (int64_t i = 0; i < g->m; i++)
             for (int64_t k = 0; k < g->k; k++)
@@ -150,24 +150,7 @@ static void run_one(const Gemm *g, const Plan *p, int64_t batch, Pool *pool, flo
     }
 }
 
-typedef struct Batch {
-    const Gemm *g;
-    const Plan *p;
-    float *scratch;
-} Batch;
-
-static void run_local(void *arg, int64_t part, int thread) {
-    const Batch *b = arg;
-    run_one(b->g, b->p, part, NULL, b->scratch + thread * (b->p->a_floats + b->p->b_floats + b->p->c_floats));
-}
-
 void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {
-    Plan plan = make_plan(g->batch, g->m, g->n, g->k);
-    if (plan.local) {
-        Batch batch = {g, &plan, scratch};
-        if (g->batch * g->m * g->n * g->k < SMALL_WORK) pool = NULL;
-        pool_run(pool, g->batch, run_local, &batch);
-        return;
-    }
-    for (int64_t i = 0; i < g->batch; i++) run_one(g, &plan, i, pool, scratch);
+    Plan p = make_plan(g->batch, g->m, g->n, g->k);
+    gemm_run_batch(g, run_one, &p, p.local ? p.a_floats + p.b_floats + p.c_floats : 0, pool, scratch);
 }
