@@ -35,6 +35,8 @@ void door_releave(Door *door); /* ... and back */
 /* --- errors.c ----------------------------------------------------------------------------------------------------- */
 /* The Python exception of a failure. CODE_HOST and CODE_CANCELLED have set theirs. */
 void raise_code(const Context *ctx, Code code);
+/* The text as a str, or NULL with that exception; destroys it. */
+PyObject *text_or_error(const Context *ctx, Code code, Text *text);
 /* Py_DECREF that keeps the exception that is being raised. */
 void decref_while_raising(PyObject *object);
 

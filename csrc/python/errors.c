@@ -22,6 +22,16 @@ void raise_code(const Context *ctx, Code code) {
     Py_DECREF(text);
 }
 
+PyObject *text_or_error(const Context *ctx, Code code, Text *text) {
+    PyObject *result = NULL;
+    if (code == CODE_OK)
+        result = PyUnicode_DecodeUTF8(text->data ? text->data : "", (Py_ssize_t)text->size, "replace");
+    else
+        raise_code(ctx, code);
+    text_destroy(text);
+    return result;
+}
+
 void decref_while_raising(PyObject *object) {
 #if PY_VERSION_HEX >= 0x030C0000
     PyObject *raised = PyErr_GetRaisedException();

@@ -134,13 +134,7 @@ static PyObject *module_optimize_text(PyObject *module, PyObject *args, PyObject
     door_leave(&door, &ctx, 10);
     Code code = forge_optimize_text(&ctx, source, (size_t)size, &options, emit, &text);
     door_enter(&door);
-    PyObject *result = NULL;
-    if (code == CODE_OK)
-        result = PyUnicode_DecodeUTF8(text.data ? text.data : "", (Py_ssize_t)text.size, "replace");
-    else
-        raise_code(&ctx, code);
-    text_destroy(&text);
-    return result;
+    return text_or_error(&ctx, code, &text);
 }
 
 /* --- the module --------------------------------------------------------------------------------------------------- */

@@ -210,14 +210,7 @@ static PyObject *program_text(PyObject *object, PyObject *stage) {
     Text text;
     context_init(&ctx);
     text_init(&text);
-    PyObject *result = NULL;
-    Code code = forge_text(&ctx, program, name, &text);
-    if (code == CODE_OK)
-        result = PyUnicode_DecodeUTF8(text.data ? text.data : "", (Py_ssize_t)text.size, "replace");
-    else
-        raise_code(&ctx, code);
-    text_destroy(&text);
-    return result;
+    return text_or_error(&ctx, forge_text(&ctx, program, name, &text), &text);
 }
 
 /* Adds and drops the reference; false if there is none or the dict is full. */
