@@ -10,11 +10,10 @@ typedef struct Pool Pool;
 /* Workers start at the first use; safe after fork(). */
 MUST_USE Code pool_create(Context *ctx, int threads, Pool **out);
 void pool_destroy(Pool *pool);
-int pool_threads(const Pool *pool); /* NULL: 1 */
-bool pool_enter(Pool *pool);        /* false: busy with another caller */
+bool pool_enter(Pool *pool); /* false: busy with another caller */
 void pool_leave(Pool *pool);
 /* Runs body(arg, part, thread) for 0 <= part < parts, parts handed out in order to free threads; returns when all are
- * done. 0 <= thread < pool_threads(). With pool NULL all run here with thread 0. */
+ * done. 0 <= thread < threads. With pool NULL all run here with thread 0. */
 typedef void (*PoolBody)(void *arg, int64_t part, int thread);
 void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg);
 

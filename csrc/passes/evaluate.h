@@ -38,8 +38,6 @@ bool view_tensor(const Node *node, const Value *result, const Tensor *in, Tensor
 /* One element in memory. `scalar_load` is false for types that no scalar can hold. */
 bool scalar_load(DType dtype, const void *data, Scalar *out);
 void scalar_store(Scalar s, DType dtype, void *data);
-/* `s` as an element of that type holds it. */
-Scalar scalar_round(Scalar s, DType dtype);
 /* If all elements of a literal (or `full`) are bitwise the same, that element. */
 bool literal_uniform(const Graph *g, ValueId v, Scalar *out);
 /* The memory of a constant as a tensor; bytes that a tensor's elements take when row major. */

@@ -63,7 +63,8 @@ void scalar_store(Scalar s, DType dtype, void *data) {
     memcpy(data, &e, dtype_size(dtype) <= sizeof e ? dtype_size(dtype) : sizeof e);
 }
 
-Scalar scalar_round(Scalar s, DType dtype) {
+/* `s` as an element of that type holds it. */
+static Scalar scalar_round(Scalar s, DType dtype) {
     unsigned char element[8];
     Scalar out = s;
     scalar_store(s, dtype, element);
