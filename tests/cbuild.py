@@ -62,6 +62,11 @@ def _alone() -> Iterator[None]:
         yield
 
 
+def compile_object(source: Path, target: Path, *more: str) -> None:
+    isa = next((f for suffix, f in ISA.items() if source.stem.endswith(suffix)), ["-ffp-contract=off"])
+    _run([CC, *FLAGS, *isa, *more, "-c", str(source), "-o", str(target)])
+
+
 def _compile_rooms() -> dict[Path, Path]:
     made = {s: BUILD / s.relative_to(CSRC).with_suffix(".o") for s in rooms_sources()}
 
@@ -69,8 +74,7 @@ def _compile_rooms() -> dict[Path, Path]:
         source, target = item
         if _stale(target, source, Path(__file__), *_included(target)):
             target.parent.mkdir(parents=True, exist_ok=True)
-            isa = next((f for suffix, f in ISA.items() if source.stem.endswith(suffix)), ["-ffp-contract=off"])
-            _run([CC, *FLAGS, *isa, "-MMD", "-c", str(source), "-o", str(target)])
+            compile_object(source, target, "-MMD")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, made.items()))

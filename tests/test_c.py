@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ OWNER = {"Python.h": "python", "ze_api.h": "npu", "dlfcn.h": "npu"}
 def test_c(source: Path) -> None:
     done = subprocess.run([cbuild.program(source)], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+
+
+@pytest.mark.skipif(cbuild.SANITIZE, reason="once is enough")
+def test_python_room_has_no_warnings(tmp_path: Path) -> None:
+    """The other rooms are built with -Werror for the tests above, tool/ for the goldens."""
+    python = f"-isystem{sysconfig.get_paths()['include']}"  # Python's own headers may warn
+    for source in sorted((cbuild.CSRC / "python").glob("*.c")):
+        cbuild.compile_object(source, tmp_path / "unused.o", python)
 
 
 def room_of(path: str) -> str:
