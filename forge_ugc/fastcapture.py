@@ -8,11 +8,13 @@ outlives forward() (stored on a module, in a cache, in a list) makes the capture
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import logging
 import operator
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, Kind, Node, Output, Ref, capture_export
 from .containers import Watch
+from .residue import evict, holders
 from .signature import Signature
 from .state import Slot
 
@@ -38,7 +41,6 @@ except (ImportError, AttributeError) as error:  # another torch, without the nam
 
 __all__ = ["Unsupported", "capture_fast", "count_exported"]
 
-_OF_MODULES = frozenset(torch.nn.Module().__dict__)
 _recording = threading.RLock()  # one at a time: torch has flags that are the process's
 _VALUES = (type(None), bool, int, float, str)
 
@@ -52,14 +54,14 @@ def capture_fast(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dyna
         signature = Signature.of_callable(model, args, kwargs)
         with _recording:
             try:
-                return _record(model, signature, *signature.canonical(args, kwargs))
+                return _attempt(model, signature, *signature.canonical(args, kwargs))
             except Unsupported as first:
                 # some models read values in eager mode that they do without while exporting
                 exporting = _exporting_context()
                 if first.early or exporting is None:
                     raise
                 with exporting:
-                    return _record(model, signature, *signature.canonical(args, kwargs))
+                    return _attempt(model, signature, *signature.canonical(args, kwargs))
     except Unsupported:
         raise
     except Exception as error:
@@ -142,10 +144,32 @@ def _state(model: Any) -> tuple[dict[int, tuple[Kind, Slot]], list[torch.Tensor]
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-def _record(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def _attempt(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    """Records; what a recording that failed has put into caches is taken out of them."""
     places, keep = _state(model)
-    flat, spec = pytree.tree_flatten((args, kwargs))
     recorder = Recorder(places)
+    try:
+        return _record(recorder, model, signature, args, kwargs)
+    except Exception as error:
+        early, reason = getattr(error, "early", False), str(error)
+        if not isinstance(error, Unsupported):
+            reason = f"{type(error).__name__}: {reason[:200]}"
+    recorder.failure = None  # and with it the frames of forward()
+    recorder.leaves.clear()
+    recorder.known.clear()
+    if any(symbol() is not None for symbol in recorder.symbols):
+        gc.collect()
+        left = [value for symbol in recorder.symbols if (value := symbol()) is not None]
+        if left:
+            evict(left)
+    del keep
+    raise Unsupported(reason, early)
+
+
+def _record(
+    recorder: Recorder, model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Captured:
+    flat, spec = pytree.tree_flatten((args, kwargs))
     watch = Watch(model, signature)
     call = watch.module if watch.active else model
     with (
@@ -173,7 +197,6 @@ def _record(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dic
     _check_foreign(recorder)
     nodes, slots, outputs, writes = _prune(recorder, values)
     _check_leaks(recorder)
-    del keep
     captured = Captured(
         nodes,
         outputs,
@@ -264,36 +287,30 @@ def _without_dynamo() -> Iterator[None]:
 @contextlib.contextmanager
 def _unchanged(model: Any, recorder: Recorder) -> Iterator[None]:
     """Puts back what forward() assigns to modules, and torch's generator; notes that it did."""
-    tables: list[tuple[str, dict[Any, Any]]] = []
-    lists: list[tuple[str, list[Any]]] = []
-    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        name = type(module).__name__
-        tables += [(name, t) for t in (module.__dict__, module._parameters, module._buffers, module._modules)]
-        for key, value in module.__dict__.items():
-            if isinstance(value, dict) and (key not in _OF_MODULES or key.startswith("_forward")):  # hooks
-                tables.append((f"{name}.{key}", value))
-            elif type(value) is list:
-                lists.append((f"{name}.{key}", value))
-    saved = [(name, table, dict(table)) for name, table in tables]
-    saved_lists = [(name, items, list(items)) for name, items in lists]
+    saved = [(name, holder, copy.copy(holder)) for name, holder in holders(model)]
     generator = torch.get_rng_state()
     try:
         yield
     finally:
-        for name, items, old in saved_lists:
-            if len(items) != len(old) or not all(map(operator.is_, items, old)):
-                items[:] = old
-                recorder.fail(f"forward() changes {name}")
-        for name, table, before in saved:
-            if len(table) == len(before) and all(table.get(k, recorder) is v for k, v in before.items()):
+        for name, holder, before in saved:
+            if len(holder) == len(before) and _same_items(holder, before):
                 continue
-            names = [k for k in {**before, **table} if table.get(k, recorder) is not before.get(k, recorder)]
-            table.clear()
-            table.update(before)
-            recorder.fail(f"forward() sets {', '.join(map(str, names))} of {name}")
+            what = f"forward() changes {name}"
+            if isinstance(holder, dict):
+                names = [k for k in {**before, **holder} if holder.get(k, recorder) is not before.get(k, recorder)]
+                what = f"forward() sets {', '.join(map(str, names))} of {name}"
+            holder.clear()
+            holder.extend(before) if isinstance(holder, (list, deque)) else holder.update(before)
+            recorder.fail(what)
         if not torch.equal(generator, torch.get_rng_state()):
             torch.set_rng_state(generator)
             recorder.fail("forward() draws random numbers")
+
+
+def _same_items(now: Any, before: Any) -> bool:
+    if isinstance(now, dict):
+        return all(now.get(k, now) is v for k, v in before.items())
+    return now == before if isinstance(now, set) else all(map(operator.is_, now, before))
 
 
 # --- after ------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import pkgutil
 import re
 import threading
+import types
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from forge_ugc.fastcapture import Unsupported, capture_fast
 from tests import cases
 from tests.architectures import ARCHITECTURES, tiny
 from tests.compare import assert_same, clone_args
-from tests.fastcapture_modules import DECLINES, TAKES, x
+from tests.fastcapture_modules import DECLINES, TAKES, Call, x
 from tests.models.families import FAMILIES, build, input_ids
 
 pytestmark = [
@@ -318,3 +320,41 @@ def test_parameter_as_input():
     with torch.no_grad():
         assert_same(function(a), compiled(a))
     assert compiled.report["capture"] == "fast"
+
+
+_CACHED: dict[int, torch.Tensor] = {}
+
+
+@functools.lru_cache(maxsize=3)
+def _remembered(model):
+    return model.lin.weight * 2
+
+
+def _nested(model):
+    if model.things["a"][0] is None:
+        model.things["a"][0] = model.lin.weight * 2
+    return model.things["a"][0]
+
+
+def _object(model):
+    if model.plain.table is None:
+        model.plain.table = model.lin.weight * 2
+    return model.plain.table
+
+
+def _global(model):
+    if id(model) not in _CACHED:
+        _CACHED[id(model)] = model.lin.weight * 2
+    return _CACHED[id(model)]
+
+
+@pytest.mark.parametrize("table", [_remembered, _nested, _object, _global])
+def test_caches_are_as_they_were(table):
+    """What recording put into caches of forward() is gone when it fails, and eager runs as ever."""
+    model = Call(lambda m, a: a @ table(m), things={"a": [None]}, plain=types.SimpleNamespace(table=None)).eval()
+    twin = copy.deepcopy(model)
+    for call in (model, lambda a: model(a)):
+        with pytest.raises(Unsupported):
+            capture_fast(call, (x(),), {})
+    with torch.no_grad():
+        assert_same(twin(x()), model(x()))
