@@ -358,3 +358,35 @@ def test_bisect_names_no_pass_for_a_right_pipeline_and_testing_finds_a_wrong_mod
         forge_ugc.testing.assert_fidelity(Moody().eval(), x)
     found = forge_ugc.bisect_passes(Moody().eval(), x)
     assert found.position == -1 and found.differences
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "cuda"}, "unknown device 'cuda'"),
+        ({"passes": "dce,foo"}, "unknown pass 'foo'; known are dce, cse"),
+        ({"passes": ["dce", "cse"]}, "passes: expected names in one string"),
+        ({"alpha": 1.5}, "alpha must be a number"),
+        ({"alpha": None}, "alpha must be a number"),
+        ({"num_threads": 0}, "num_threads must be positive"),
+        ({"capture": "slow"}, "unknown capture 'slow'"),
+    ],
+)
+def test_wrong_options_are_refused_before_capture(options: dict[str, Any], says: str) -> None:
+    calls = []
+    with pytest.raises((TypeError, ValueError), match=says):
+        forge_ugc.compile(lambda x: calls.append(x), torch.ones(1, 2), **options)
+    assert not calls
+
+
+def test_wrong_models_and_examples_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    x = torch.ones(1, 2)
+    forge = forge_ugc.compile(nn.Linear(2, 2).eval(), x, device=torch.device("cpu"))
+    for model, says in ((nn.Linear, "the class Linear"), (forge, "compiled already"), (3, "given int")):
+        with pytest.raises(TypeError, match=says):
+            forge_ugc.compile(model, x)
+    with pytest.raises(TypeError, match="the model's arguments: missing a required argument: 'input'"):
+        forge_ugc.compile(nn.Linear(2, 2).eval())
+    with pytest.raises(forge_ugc.CompileError, match="RuntimeError:\na and b must have same reduction dim"):
+        forge_ugc.compile(nn.Sequential(nn.Linear(2, 2)).eval(), torch.ones(1, 3))
+    assert capfd.readouterr().err == ""

@@ -100,7 +100,9 @@ def test_help(forge_opt: Path) -> None:
 
 
 def test_autotune_is_no_worse_than_the_default(forge_opt: Path) -> None:
-    graph = (GOLDEN / "pipeline.txt").read_text().split("\n----\n")[0]
+    golden = (GOLDEN / "pipeline.txt").read_text()
+    graph = golden.split("\n----\n")[0]
     tuned = run(forge_opt, ["--passes=default", "--autotune"], graph)
     given = run(forge_opt, ["--passes=default"], graph)
     assert tuned.returncode == 0 and len(tuned.stdout.splitlines()) <= len(given.stdout.splitlines())
+    assert run(forge_opt, ["--passes=default"], golden).stdout == given.stdout  # of a golden it reads what goes in

@@ -82,5 +82,5 @@ def test_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forge_ugc.compile(nn.Linear(3, 2).eval(), torch.ones(1, 3))
     names = sorted(p.name for p in (tmp_path / "dump").iterdir())
     assert names[0] == "00_aten.txt" and "report.md" in names
-    assert any("after_cse" in n for n in names) and any("schedule" in n for n in names)
+    assert "03_after_cse.txt" in names and "06_after_cse_2.txt" in names and any("schedule" in n for n in names)
     assert all((tmp_path / "dump" / n).read_text().strip() for n in names)
