@@ -3,17 +3,20 @@
 
 #include <string.h>
 
+typedef union Element {
+    uint8_t u8;
+    int8_t i8;
+    int16_t i16;
+    uint16_t u16;
+    int32_t i32;
+    uint32_t u32;
+    int64_t i64;
+    float f32;
+    double f64;
+} Element;
+
 bool scalar_load(DType dtype, const void *data, Scalar *out) {
-    union {
-        uint8_t u8;
-        int8_t i8;
-        int16_t i16;
-        uint16_t u16;
-        int32_t i32;
-        int64_t i64;
-        float f32;
-        double f64;
-    } e;
+    Element e;
     memcpy(&e, data, dtype_size(dtype) <= sizeof e ? dtype_size(dtype) : sizeof e);
     out->kind = dtype_is_float(dtype) ? SCALAR_FLOAT : SCALAR_INT;
     switch (dtype) {
@@ -39,14 +42,7 @@ static int64_t to_int(Scalar s) {
 }
 
 void scalar_store(Scalar s, DType dtype, void *data) {
-    union {
-        uint8_t u8;
-        uint16_t u16;
-        uint32_t u32;
-        int64_t i64;
-        float f32;
-        double f64;
-    } e;
+    Element e;
     memset(&e, 0, sizeof e);
     switch (dtype) {
     case DTYPE_BOOL: e.u8 = s.kind == SCALAR_INT ? s.i != 0 : s.f != 0; break;
