@@ -19,12 +19,12 @@ class Arg:
 
 @dataclass
 class HostCall:
-    """A call of a torch function. `carried`: for each result, whether C knows its type (else it is an object)."""
+    """A call of a torch function. `carried`: each result's type if C knows it; None: it is an object."""
 
     target: Any
     args: Any
     kwargs: Any
-    carried: list[bool]
+    carried: list[tuple[torch.dtype, tuple[int, ...]] | None]
     several: bool
     autocast: tuple[str, torch.dtype] | None
     source: str
@@ -53,15 +53,17 @@ class HostCall:
             }
             return [self._result(value, carried, taken) for value, carried in zip(results, self.carried, strict=True)]
 
-    @staticmethod
-    def _result(value: Any, carried: bool, taken: set[int]) -> Any:
+    def _result(self, value: Any, carried: tuple[torch.dtype, tuple[int, ...]] | None, taken: set[int]) -> Any:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             if value.is_conj() or value.is_neg():
                 value = value.resolve_conj().resolve_neg()
             if value.untyped_storage().data_ptr() in taken:
                 value = value.clone()
-        if not carried:
+        if carried is None:
             return value
+        given = (value.dtype, tuple(value.shape))
+        if given != carried:  # C would read memory of another size
+            raise RuntimeError(f"{self.name} ({self.source}) gave {given}, but its captured type is {carried}")
         value = value.contiguous()
         return value.data_ptr(), tuple(value.stride()), value
 

@@ -358,3 +358,18 @@ def test_caches_are_as_they_were(table):
             capture_fast(call, (x(),), {})
     with torch.no_grad():
         assert_same(twin(x()), model(x()))
+
+
+def test_wrong_result_types_are_noticed():
+    """torch.export gives packed sequences the type of another length."""
+
+    def function(a):
+        return torch.nn.utils.rnn.pack_padded_sequence(a, torch.tensor([3, 2, 1]), batch_first=True).data
+
+    compiled = forge_ugc.compile(function, (x(3, 4, 1),))
+    try:
+        got = compiled(x(3, 4, 1))
+    except RuntimeError as error:
+        assert "captured type" in str(error)
+    else:
+        assert_same(function(x(3, 4, 1)), got)

@@ -315,7 +315,8 @@ class _Lowering:
             isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
         )
         effect = random or reason in ("random", "effect", "higher-order operator") or not results
-        call = HostCall(node.target, args, kwargs, carried, isinstance(node.meta, tuple), node.autocast, node.source)
+        types = [(m.dtype, self.shape(m)) if ok else None for m, ok in zip(metas, carried, strict=True)]
+        call = HostCall(node.target, args, kwargs, types, isinstance(node.meta, tuple), node.autocast, node.source)
         self.hosts.append(call)
         values = self.b.emit(
             "host", operands, results, index=len(self.hosts) - 1, name=self.b.string(call.name), effect=effect
