@@ -357,7 +357,7 @@ _REFUSED = {
     for name in (
         "data_ptr", "untyped_storage", "storage", "_typed_storage", "storage_offset", "_is_view", "numpy", "tolist",
         "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "share_memory_", "is_shared", "register_hook",
-        "is_set_to", "__repr__", "__format__", "apply_", "map_",
+        "is_set_to", "is_conj", "is_neg", "__repr__", "__format__", "apply_", "map_",
     )
     if hasattr(torch.Tensor, name)
 } | {

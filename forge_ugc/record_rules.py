@@ -145,8 +145,6 @@ def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
             return None
         if value.layout is not torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
             raise Unsupported(f"layout of the result of {func}")
-        if value.is_conj() or value.is_neg():  # Python may ask, and some operators refuse such
-            raise Unsupported(f"lazy result of {func}")
         return (tuple(value.shape), tuple(value.stride()), value.dtype)
 
     def shares(values: Any) -> tuple[int, ...]:
