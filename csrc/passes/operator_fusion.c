@@ -10,8 +10,8 @@
  *   >= 0.4 rotary embedding becomes `rope`
  *   >= 0.6 elementwise operators after a contraction become its epilogue
  *   >= 0.8 the sum before a norm joins the norm
- *   1      chains of elementwise operators become
- * one */
+ *   1      chains of elementwise operators become one
+ */
 #include "passes/fusion.h"
 
 typedef struct Level {
