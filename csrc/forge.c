@@ -135,7 +135,8 @@ static int64_t kernel_scratch(const Graph *g, const Node *node, int threads) {
 }
 
 static Code plan_program(Context *ctx, Program *program, const Target *target, const CompileOptions *options) {
-    const LowerOptions lower = {target, kernel_traits, kernel_scratch, options->threads};
+    const LowerOptions lower = {
+        .target = target, .traits = kernel_traits, .scratch = kernel_scratch, .threads = options->threads};
     double start = now_ms();
     TRY(npuir_lower(ctx, &program->arena, program->graph, &lower, &program->ir));
     TRY(npuir_verify(ctx, program->ir));

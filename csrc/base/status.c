@@ -14,6 +14,18 @@ Code fail(Context *ctx, Code code, const char *format, ...) {
     return code;
 }
 
+Code fail_device(Context *ctx, uint32_t reason, const char *format, ...) {
+    if (ctx->code == CODE_OK) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(ctx->text, sizeof ctx->text, format, args);
+        va_end(args);
+        ctx->code = CODE_DEVICE;
+        ctx->reason = reason;
+    }
+    return CODE_DEVICE;
+}
+
 void fail_prefix(Context *ctx, const char *format, ...) {
     char joined[ERROR_TEXT_MAX];
     va_list args;

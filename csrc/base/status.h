@@ -28,6 +28,7 @@ typedef enum Code {
     CODE_INDEX,       /* an index that is out of range at run time (gather, embedding): IndexError */
     CODE_HOST,        /* a host callback failed and has set its own exception */
     CODE_CANCELLED,   /* KeyboardInterrupt was seen */
+    CODE_DEVICE,      /* an accelerator is missing or failed: NpuError, with Context.reason */
 } Code;
 
 enum { ERROR_TEXT_MAX = 1024 };
@@ -35,6 +36,7 @@ enum { ERROR_TEXT_MAX = 1024 };
 typedef struct Context {
     Code code; /* of the first failure, CODE_OK before it */
     char text[ERROR_TEXT_MAX];
+    uint32_t reason; /* with CODE_DEVICE: an NpuReason */
     /* Polled between passes and nodes; returns true when the caller wants to stop. May be NULL. */
     bool (*cancelled)(void *user);
     void *user;
@@ -44,6 +46,8 @@ typedef struct Context {
 
 /* Records the failure (the first one wins) and returns `code`, so that callers can `return fail(...)`. */
 Code fail(Context *ctx, Code code, const char *format, ...) PRINTF_LIKE(3, 4);
+/* The same for CODE_DEVICE, with its reason. */
+Code fail_device(Context *ctx, uint32_t reason, const char *format, ...) PRINTF_LIKE(3, 4);
 /* Puts "prefix: " before the text that is there. Used where a node or source line becomes known. */
 void fail_prefix(Context *ctx, const char *format, ...) PRINTF_LIKE(2, 3);
 void context_init(Context *ctx);

@@ -91,7 +91,10 @@ static Code value_bytes(Lower *l, const Value *value, int64_t *out) {
     return CODE_OK;
 }
 
-static KernelTraits traits_of(const Lower *l, Op op) {
+/* The NPU's compiler takes its operands as they are written; its results are row major, since they may cross its
+ * border. */
+static KernelTraits traits_of(const Lower *l, Op op, Device device) {
+    if (device == DEVICE_NPU && !l->options->npu_on_host) return (KernelTraits){0};
     if (l->options->traits) return l->options->traits(op);
     return (KernelTraits){.contiguous = UINT32_MAX}; /* nothing is known: row major everywhere */
 }
@@ -104,7 +107,7 @@ static Code add_instr(Lower *l, Op op, Device device, const Node *node, uint32_t
     *instr = (Instr){.op = op, .device = device, .n_in = n_in, .n_out = n_out, .node = node, .scratch = BUFFER_NONE};
     TRY(ARENA_NEW(l->ctx, l->arena, n_in, &instr->in));
     TRY(ARENA_NEW(l->ctx, l->arena, n_out, &instr->out));
-    if (l->options->scratch && device == DEVICE_CPU) {
+    if (l->options->scratch && (device == DEVICE_CPU || l->options->npu_on_host)) {
         instr->scratch_bytes = l->options->scratch(l->g, node, l->options->threads);
         if (instr->scratch_bytes < 0)
             return fail(l->ctx, CODE_INTERNAL, "%s: negative scratch size", op_info(op)->name);
@@ -272,7 +275,7 @@ static Code lower_node(Lower *l, NodeId id) {
     }
     Device device = (Device)l->placement.device[id];
     /* Host calls take any strides; their results are told by the callee. */
-    KernelTraits traits = node->op == OP_host ? (KernelTraits){0} : traits_of(l, node->op);
+    KernelTraits traits = node->op == OP_host ? (KernelTraits){0} : traits_of(l, node->op, device);
     RegId *in, *out;
     Instr *instr;
     TRY(ARENA_NEW(l->ctx, l->arena, node->n_operands, &in));

@@ -102,6 +102,7 @@ typedef struct LowerOptions {
     TraitsFn traits;
     ScratchFn scratch;
     int threads;
+    bool npu_on_host; /* NPU instructions will run on host kernels too (emulation): traits and scratch bind them */
 } LowerOptions;
 MUST_USE Code npuir_lower(Context *ctx, Arena *arena, const Graph *g, const LowerOptions *options, Npuir **out);
 MUST_USE Code npuir_verify(Context *ctx, const Npuir *ir);

@@ -13,6 +13,7 @@ void raise_code(const Context *ctx, Code code) {
     case CODE_CANCELLED: type = PyExc_KeyboardInterrupt; break;
     case CODE_OK:
     case CODE_INTERNAL:
+    case CODE_DEVICE:
     case CODE_HOST: break;
     }
     /* The text may have been cut inside a character. */

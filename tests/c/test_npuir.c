@@ -228,7 +228,11 @@ static void test_block(void) {
     CHECK_OK(&ctx, graph_parse(&ctx, &arena, block, strlen(block), &g));
     CHECK_OK(&ctx, graph_verify(&ctx, g));
     for (int npu = 0; npu < 2; npu++) {
-        LowerOptions options = {target_find(npu ? "npu4000" : "cpu"), test_traits, NULL, 1};
+        LowerOptions options = {.target = target_find(npu ? "npu4000" : "cpu"),
+                                .traits = test_traits,
+                                .scratch = NULL,
+                                .threads = 1,
+                                .npu_on_host = true};
         CHECK_OK(&ctx, npuir_lower(&ctx, &arena, g, &options, &ir));
         CHECK_OK(&ctx, npuir_verify(&ctx, ir));
         /* views cost nothing; attention writes the order that the permute wants; only outputs that are no buffer of
@@ -263,7 +267,7 @@ static void check_placement(const char *text, const char *want, uint32_t transit
     ScheduleReport report;
     context_init(&ctx);
     arena_init(&arena);
-    LowerOptions options = {target_find("npu4000"), test_traits, NULL, 1};
+    LowerOptions options = {.target = target_find("npu4000"), .traits = test_traits, .scratch = NULL, .threads = 1};
     CHECK_OK(&ctx, graph_parse(&ctx, &arena, text, strlen(text), &g));
     CHECK_OK(&ctx, graph_verify(&ctx, g));
     CHECK_OK(&ctx, npuir_lower(&ctx, &arena, g, &options, &ir));
@@ -317,7 +321,8 @@ static void test_verify(void) {
     Npuir *ir;
     context_init(&ctx);
     arena_init(&arena);
-    LowerOptions options = {target_find("npu3720"), test_traits, test_scratch, 1};
+    LowerOptions options = {
+        .target = target_find("npu3720"), .traits = test_traits, .scratch = test_scratch, .threads = 1};
     CHECK_OK(&ctx, graph_parse(&ctx, &arena, block, strlen(block), &g));
     CHECK_OK(&ctx, npuir_lower(&ctx, &arena, g, &options, &ir));
 #define SPOILED(lvalue, value)                                                                                         \

@@ -98,7 +98,7 @@ static void plan_text(Context *ctx, Arena *arena, const char *devices, const cha
     NodeId id;
     int64_t shape[] = {4};
     Type type = {DTYPE_F32, 1, shape};
-    LowerOptions options = {target_find("npu4000"), test_traits, NULL, 1};
+    LowerOptions options = {.target = target_find("npu4000"), .traits = test_traits, .scratch = NULL, .threads = 1};
     CHECK_OK(ctx, graph_create(ctx, arena, &g));
     CHECK_OK(ctx, graph_insert(ctx, g, NODE_NONE, OP_input, NULL, 0, &type, 1, -1, &id));
     ValueId in = graph_node(g, id)->first_result;
