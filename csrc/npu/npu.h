@@ -98,13 +98,13 @@ uint32_t emit_default_forms(const Target *target, Precision precision);
 /* What one constant or weight argument is made from. */
 typedef enum WeightPart {
     WEIGHT_VALUES, /* as dtype: cast from the constant's own type; i8, i4: quantised a output channel (row of [N, K]) */
-    WEIGHT_SCALES, /* the scales of that quantisation, [N, 1] */
+    WEIGHT_SCALES, /* the scales of that quantisation, [N, 1], in dtype; shape and strides are still the weight's */
     WEIGHT_BYTES,  /* `literal`: bytes made by the emitter (shapes, axes, scalars) */
 } WeightPart;
 typedef struct WeightSource {
     WeightPart part;
     uint32_t constant; /* index into graph->constants */
-    bool i4;           /* VALUES: two a byte, low half first; dtype is U8 then */
+    bool i4;           /* VALUES: two a byte, low half first; dtype is U8 then. SCALES: those of int4 */
     DType dtype;
     uint8_t rank;
     int64_t shape[MAX_RANK], strides[MAX_RANK]; /* logical view of the constant's memory (in elements): views of

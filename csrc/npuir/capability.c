@@ -18,7 +18,7 @@ const Target *target_find(const char *name) {
 
 enum { NPU_MAX_RANK = 5 };
 
-static const char *npu_op_reason(Op op) {
+const char *npu_op_reason(Op op) {
     switch (op) {
     case OP_host: return "a host call";
     case OP_embedding:
@@ -28,20 +28,33 @@ static const char *npu_op_reason(Op op) {
     case OP_index_put:
     case OP_index_copy:
     case OP_index_add:
-    case OP_scatter:
-    case OP_slice_scatter: return "a scattered write: slow on the NPU";
+    case OP_scatter: return "a scattered write: slow on the NPU";
     case OP_topk:
     case OP_sort: return "sorting";
     case OP_cumsum:
     case OP_cumprod: return "a scan";
     case OP_argmax:
     case OP_argmin: return "an index result";
+    case OP_shift_left:
+    case OP_shift_right: return "bit arithmetic";
+    case OP_div_floor:
+    case OP_div_trunc:
+    case OP_remainder:
+    case OP_fmod: return "a whole quotient: one rounding of the NPU's division would change it";
+    case OP_atan2: return "an operator that OpenVINO does not have";
+    default: return NULL;
+    }
+}
+
+/* What depends on more than the operator. */
+static const char *npu_node_reason(const Graph *g, const Node *node) {
+    bool is_bool = node->n_results == 1 && graph_value(g, node->first_result)->dtype == DTYPE_BOOL;
+    switch (node->op) {
     case OP_bitwise_and:
     case OP_bitwise_or:
     case OP_bitwise_xor:
-    case OP_bitwise_not:
-    case OP_shift_left:
-    case OP_shift_right: return "bit arithmetic";
+    case OP_bitwise_not: return is_bool ? NULL : "bit arithmetic";
+    case OP_slice_scatter: return node_int(node, ATTR_step) == 1 ? NULL : "a scattered write: slow on the NPU";
     default: return NULL;
     }
 }
@@ -73,9 +86,8 @@ static const char *npu_value_reason(const Graph *g, ValueId v, bool int8_weight)
 const char *capability(const Target *target, Device device, const Graph *g, const Node *node) {
     if (device == DEVICE_CPU) return NULL;
     if (!target->npu) return "the target has no NPU";
-    bool bool_bits = (node->op >= OP_bitwise_and && node->op <= OP_bitwise_xor) || node->op == OP_bitwise_not;
-    bool is_bool = node->n_results == 1 && graph_value(g, node->first_result)->dtype == DTYPE_BOOL;
-    const char *reason = bool_bits && is_bool ? NULL : npu_op_reason(node->op);
+    const char *reason = npu_op_reason(node->op);
+    if (!reason) reason = npu_node_reason(g, node);
     for (uint32_t k = 0; k < node->n_operands && !reason; k++) {
         if (node->operands[k] == VALUE_NONE) continue;
         bool weight = (node->op == OP_cast && k == 0) || (node->op == OP_linear && k == 1);
@@ -89,7 +101,8 @@ const char *capability(const Target *target, Device device, const Graph *g, cons
     for (uint32_t s = 0; s + STEP_WORDS <= program->ints.count && !reason; s += STEP_WORDS) {
         Step step;
         if (!step_decode(program->ints.items + s, &step)) return "a malformed program";
-        reason = npu_dtype_reason(step.dtype);
+        reason = npu_op_reason(step.op);
+        if (!reason) reason = npu_dtype_reason(step.dtype);
     }
     return reason;
 }

@@ -82,6 +82,8 @@ typedef struct Target {
     bool npu;
 } Target;
 const Target *target_find(const char *name);
+/* NULL if there are nodes with this operator that the NPU takes, else the reason (static text). */
+const char *npu_op_reason(Op op);
 /* NULL when `device` of the target takes the node, else the reason (static text). */
 const char *capability(const Target *target, Device device, const Graph *g, const Node *node);
 
