@@ -13,7 +13,7 @@ static const char default_passes[] =
     "dce,cse,fold,device_constant,cse,dce,attention_fusion,dce,operator_fusion,cse,dce,layout";
 enum { MAX_PASSES = 64, AUTOTUNE_MS = 200 };
 
-static double now_ms(void) {
+double forge_now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
@@ -105,9 +105,9 @@ static Code run_passes(PassContext *pc, Graph *g, const Pipeline *pipeline, cons
         PassRecord *record = &program->passes[program->n_passes++];
         *record = (PassRecord){.name = pass->name, .nodes_before = graph_count(g), .cost_before = cost};
         TRY(check_cancelled(ctx));
-        double start = now_ms();
+        double start = forge_now_ms();
         Code code = pass->run(pc, g);
-        record->ms = now_ms() - start;
+        record->ms = forge_now_ms() - start;
         if (code == CODE_OK) code = graph_verify(ctx, g);
         if (code != CODE_OK) {
             fail_prefix(ctx, "pass %s", pass->name);
@@ -135,29 +135,29 @@ static int64_t kernel_scratch(const Graph *g, const Node *node, int threads) {
 }
 
 static Code plan_program(Context *ctx, Program *program, const Target *target, const CompileOptions *options) {
-    const LowerOptions lower = {
-        .target = target, .traits = kernel_traits, .scratch = kernel_scratch, .threads = options->threads};
-    double start = now_ms();
+    const LowerOptions lower = {.target = target,
+                                .traits = kernel_traits,
+                                .scratch = kernel_scratch,
+                                .threads = options->threads,
+                                .npu_on_host = options->npu.mode == NPU_MODE_EMULATE};
+    double start = forge_now_ms();
     TRY(npuir_lower(ctx, &program->arena, program->graph, &lower, &program->ir));
     TRY(npuir_verify(ctx, program->ir));
-    program->lower_ms = now_ms() - start;
+    program->lower_ms = forge_now_ms() - start;
     TRY(check_cancelled(ctx));
 
-    start = now_ms();
+    start = forge_now_ms();
     TRY(schedule_plan(ctx, program->ir, &program->schedule));
-    program->schedule_ms = now_ms() - start;
+    program->schedule_ms = forge_now_ms() - start;
 
-    start = now_ms();
+    start = forge_now_ms();
     TRY(alloc_plan(ctx, program->ir, kernel_traits, &program->alloc));
     TRY(alloc_check(ctx, program->ir));
-    program->alloc_ms = now_ms() - start;
+    program->alloc_ms = forge_now_ms() - start;
     TRY(check_cancelled(ctx));
 
-    if (!options->executable) return CODE_OK;
-    start = now_ms();
-    TRY(executor_create(ctx, program->ir, cpu_kernel, options->threads, options->pack, &program->executor));
-    program->pack_ms = now_ms() - start;
-    return CODE_OK;
+    TRY(segments_find(ctx, &program->arena, program->ir, &program->segments));
+    return options->executable ? program_executor(ctx, program, target, options) : CODE_OK;
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */
@@ -185,7 +185,7 @@ Code program_build(Context *ctx, Program *program, Graph *captured, const Compil
     Pipeline pipeline;
     TRY(check_options(ctx, options, &target));
     TRY(parse_pipeline(ctx, options->passes, &pipeline));
-    double start = now_ms();
+    double start = forge_now_ms();
     program->nodes_table = graph_count(captured);
     program->alpha = options->alpha;
     if (options->keep_text) TRY(graph_text(ctx, captured, &program->text_capture));
@@ -197,16 +197,16 @@ Code program_build(Context *ctx, Program *program, Graph *captured, const Compil
     program->remarks = pc.remarks;
     /* The passes leave their old versions behind in the captured graph's arena; what the program keeps is compact. */
     TRY(graph_clone(ctx, captured, &program->arena, &program->graph));
-    program->passes_ms = now_ms() - start;
+    program->passes_ms = forge_now_ms() - start;
     return plan ? plan_program(ctx, program, target, options) : CODE_OK;
 }
 
 static Code compile(Context *ctx, const Table *table, const CompileOptions *options, Arena *arena, Program *program) {
     Graph *g;
-    double start = now_ms();
+    double start = forge_now_ms();
     TRY(graph_from_table(ctx, arena, table, &g));
     TRY(graph_verify(ctx, g));
-    program->table_ms = now_ms() - start;
+    program->table_ms = forge_now_ms() - start;
     return program_build(ctx, program, g, options, true);
 }
 
@@ -228,7 +228,8 @@ Code forge_compile(Context *ctx, const Table *table, const CompileOptions *optio
 
 void forge_destroy(Program *program) {
     if (!program) return;
-    executor_destroy(program->executor);
+    executor_destroy(program->executor); /* first: its frames are the session's */
+    program_close_device(program);
     for (size_t i = 0; i < program->n_passes; i++) free(program->passes[i].text);
     free(program->text_capture);
     arena_destroy(&program->arena);

@@ -5,6 +5,8 @@
 #include "alloc/alloc.h"
 #include "exec/exec.h"
 #include "graph/graph.h"
+#include "npu/device.h"
+#include "npu/npu.h"
 #include "npuir/npuir.h"
 #include "passes/passes.h"
 #include "schedule/schedule.h"
@@ -17,6 +19,23 @@ typedef struct PassRecord {
     char *text; /* graph after it, if asked for; NULL else; malloc'd, owned by the program */
 } PassRecord;
 
+typedef enum NpuMode {
+    NPU_MODE_NONE,     /* nothing runs the NPU's instructions: such a program can be planned and emitted only */
+    NPU_MODE_EMULATE,  /* on the host, in the NPU's numbers */
+    NPU_MODE_DISPATCH, /* on `device` */
+} NpuMode;
+
+typedef struct NpuOptions {
+    NpuMode mode;
+    NpuDevice *device; /* DISPATCH; the program keeps a reference of its own */
+    Precision precision;
+    bool fold;       /* DISPATCH: begin with folded graphs, which forge_upgrade replaces; else with constant weights */
+    bool f32_types;  /* float constants of the graphs are f32 */
+    bool f32_border; /* floats cross the border as f32 */
+    const char *config;    /* of the graph compiler: 'KEY="VALUE" ...' */
+    const char *cache_dir; /* of compiled graphs; NULL: none */
+} NpuOptions;
+
 typedef struct CompileOptions {
     const char *target; /* "cpu", "npu3720", "npu4000", "npu5010" */
     const char *passes; /* comma separated names in order; "default"; "none" */
@@ -26,6 +45,7 @@ typedef struct CompileOptions {
     bool executable; /* false: plan only (device="npu:plan", meta weights) */
     bool pack;       /* pack weights */
     int threads;
+    NpuOptions npu;
 } CompileOptions;
 void compile_options_default(CompileOptions *options);
 
@@ -33,11 +53,14 @@ typedef struct Program {
     Arena arena;
     Graph *graph; /* after all passes */
     Npuir *ir;
+    Segments segments;  /* of instructions on the NPU */
     Executor *executor; /* NULL when plan only */
+    NpuDevice *device;  /* these two: NULL unless dispatched */
+    NpuSession *session;
     PassRecord *passes;
     size_t n_passes;
     Remarks remarks;
-    double table_ms, passes_ms, lower_ms, alloc_ms, schedule_ms, pack_ms;
+    double table_ms, passes_ms, lower_ms, alloc_ms, schedule_ms, pack_ms, npu_ms;
     size_t nodes_table; /* nodes in the table, inputs and constants not counted */
     double alpha;       /* as autotuned */
     AllocReport alloc;
@@ -49,6 +72,21 @@ MUST_USE Code forge_compile(Context *ctx, const Table *table, const CompileOptio
 void forge_destroy(Program *program);
 /* stage: "capture", "after:<pass>" (the last of that name), "after:<pass>#<n>", "final", "npuir", "schedule". */
 MUST_USE Code forge_text(Context *ctx, const Program *program, const char *stage, Text *text);
+/* Compiles the graphs with constant weights and swaps them in between calls. From any thread, while the program runs;
+ * polls ctx->cancelled. Nothing changes if it fails. */
+MUST_USE Code forge_upgrade(Context *ctx, Program *program);
+
+/* The segments as OpenVINO models, on any machine: `visit` sees each block of the plan with its model. */
+typedef struct EmitRequest {
+    bool fold;
+    Precision precision;
+    bool f32_types, f32_border;
+    bool default_forms;
+    uint32_t forms; /* unless default_forms */
+} EmitRequest;
+typedef Code (*EmitVisit)(Context *ctx, void *user, const NpuPlan *plan, uint32_t block, const NpuModel *model);
+MUST_USE Code forge_emit(Context *ctx, const Program *program, const EmitRequest *request, EmitVisit visit, void *user);
+
 /* Parses graph text, runs the passes, prints the result. What forge-opt does. `target` NULL: no lowering; else npuir is
  * printed too. */
 MUST_USE Code forge_optimize_text(Context *ctx, const char *text, size_t size, const CompileOptions *options,

@@ -4,9 +4,16 @@
 
 #include "forge.h"
 
+double forge_now_ms(void);
 MUST_USE Code program_create(Context *ctx, Program **out);
 /* From the captured graph (in an arena that may be dropped afterwards) to the plan. `plan` false: stops after the
  * passes. */
 MUST_USE Code program_build(Context *ctx, Program *program, Graph *captured, const CompileOptions *options, bool plan);
+
+/* --- forge_npu.c -------------------------------------------------------------------------------------------------- */
+/* The executor of a planned program, with what its NPU instructions need: nothing, emulation, or a session on a device.
+ */
+MUST_USE Code program_executor(Context *ctx, Program *program, const Target *target, const CompileOptions *options);
+void program_close_device(Program *program); /* after the executor */
 
 #endif

@@ -1,7 +1,7 @@
 """The C core. Pointers are Python ints; buffers are anything with the buffer protocol (numpy arrays)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 VERSION: str
 TABLE_DTYPES: dict[str, list[tuple[str, str]]]  # "nodes", "values", "constants": numpy structured dtype fields
@@ -48,11 +48,37 @@ def compile(
     pack: bool = True,
     threads: int = 1,
     keepalive: object = None,  # owners of the constants' memory, held as long as the program
+    npu_mode: Literal["none", "emulate", "dispatch"] = "none",  # what runs the instructions on the NPU
+    device: NpuDevice | None = None,  # for "dispatch"
+    precision: str = "fp16",  # "w8a16", "w4a16"
+    fold: bool = True,  # "dispatch": begin with folded graphs, which upgrade() replaces
+    f32_types: bool = False,  # float constants of the graphs are f32
+    f32_border: bool = False,  # floats cross the NPU's border as f32
+    config: str = "",  # of the graph compiler: 'KEY="VALUE" ...'
+    cache_dir: str | None = None,  # of compiled graphs
     fail_allocation: int = 0,  # for tests: the Nth allocation fails with MemoryError
 ) -> Program: ...
 def optimize_text(
     text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0
 ) -> str: ...
+def npu_likely() -> bool: ...  # whether anything here could be an NPU; loads nothing
+
+class NpuError(RuntimeError):
+    """There is no usable NPU, or it failed."""
+
+    reason: str  # "no-loader", "no-driver", "no-permission", "no-device", "no-compiler", "old-extension", ...
+    facts: dict[str, Any]  # what was found of the NPU, when opening it failed
+
+class NpuDevice:
+    """An NPU; programs that run on it keep it open."""
+
+    facts: dict[str, Any]
+    """keys: loader, loader_version, node, node_readable, drivers, driver_version, device_name, device_id, target,
+    extension, compiler ("7.10" or None), opset, memory."""
+
+    @classmethod
+    def open(cls, loader: str | None = None) -> NpuDevice:
+        """Through `loader` (default FORGE_ZE_LOADER, then libze_loader.so.1). Raises NpuError."""
 
 class Program:
     def run(
@@ -68,7 +94,29 @@ class Program:
     def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
     def report(self) -> dict[str, Any]:
         """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms,
-        alloc_ms, schedule_ms, pack_ms, nodes_table, nodes_final (executed instructions), alpha,
+        alloc_ms, schedule_ms, pack_ms, npu_ms, nodes_table, nodes_final (executed instructions), alpha,
         remarks [{pass, text, source, count}], buffers {virtual, physical, rho, arena_bytes, lower_bound_bytes},
         transitions {before, after}, placement {device: count}, packed_bytes, arena_bytes {device: bytes},
         instructions {op name: count}."""
+    def npu_report(self) -> dict[str, Any]:
+        """keys: segments, flops {cpu, npu}; with a session on a device also tier, blocks, calls, cache_hits,
+        cache_misses, emit_ms, compile_ms, weights_ms, blob_bytes, weight_bytes."""
+    def upgrade(self) -> bool:
+        """Compiles the graphs with constant weights, GIL released, and swaps them in between calls. False if
+        stop_upgrade() ended it. Raises NpuError; nothing changes then."""
+    def stop_upgrade(self) -> None: ...
+    def openvino_models(
+        self,
+        write: Callable[[Literal["xml", "bin", "weight"], int, bytes], object],
+        *,
+        fold: bool = True,
+        precision: str = "fp16",
+        f32_types: bool = False,
+        f32_border: bool = False,
+        forms: int | None = None,  # FORM_* bits of csrc/npu/npu.h
+    ) -> dict[str, Any]:
+        """The segments as OpenVINO models. `write` gets xml and bin of each block and each weight argument. Returns
+        {"blocks": [{inputs, outputs, instructions, bin_bytes, weights, columns}],
+        "calls": [{segment, block, inputs, outputs, weights, first_column}]}: ports are {dtype, shape}; a call's inputs
+        and outputs name memory ("input 0", "output 0", "value 12"), its weights are {weight: number, constant, part,
+        dtype, shape, bytes} in the order of the block's Parameters after the inputs."""

@@ -165,7 +165,7 @@ def test_report() -> None:
     assert set(report) == {
         "passes", "table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "pack_ms", "nodes_table",
         "nodes_final", "alpha", "remarks", "buffers", "transitions", "placement", "packed_bytes",
-        "arena_bytes", "instructions",
+        "arena_bytes", "instructions", "npu_ms",
     }  # fmt: skip
     assert set(report["buffers"]) == {"virtual", "physical", "rho", "arena_bytes", "lower_bound_bytes"}
     assert set(report["transitions"]) == {"before", "after"}

@@ -9,13 +9,7 @@ const char *where_of(const Npuir *ir, const Node *node) {
     return "unknown source";
 }
 
-static Code check_runnable(Context *ctx, const Npuir *ir, const Instr *instr, const Kernel *kernel) {
-    const char *op = op_info(instr->op)->name;
-    if (instr->device != DEVICE_CPU)
-        return fail(ctx, CODE_UNSUPPORTED, "%s (%s) is placed on the %s, which is not there to run it", op,
-                    where_of(ir, instr->node), device_name(instr->device));
-    if (!kernel && instr->op != OP_host)
-        return fail(ctx, CODE_UNSUPPORTED, "%s (%s) has no host kernel", op, where_of(ir, instr->node));
+static Code check_constants(Context *ctx, const Npuir *ir, const Instr *instr) {
     for (uint32_t k = 0; k < instr->n_in; k++) {
         if (instr->in[k] == REG_NONE) continue;
         const Buffer *buffer = &ir->buffers[ir->regs[instr->in[k]].buffer];
@@ -37,38 +31,78 @@ static void describe(Tensor *tensor, DType dtype, uint8_t rank, const int64_t *s
     }
 }
 
+/* Register of argument k: operands, then results. */
+static RegId arg_reg(const Task *task, uint32_t k) { return k < task->n_in ? task->in[k] : task->out[k - task->n_in]; }
+
 /* Types of all arguments. A result that nothing uses has no register, but a host call must know what it is. */
 static void describe_args(Executor *e, const Task *task) {
     const Npuir *ir = e->ir;
-    const Instr *instr = task->instr;
-    for (uint32_t k = 0; k < instr->n_in + instr->n_out; k++) {
-        RegId reg = k < instr->n_in ? instr->in[k] : instr->out[k - instr->n_in];
+    for (uint32_t k = 0; k < task->n_in + task->n_out; k++) {
+        RegId reg = arg_reg(task, k);
         Tensor *tensor = &e->args[task->first_arg + k];
         if (reg != REG_NONE) {
             const Register *r = &ir->regs[reg];
             describe(tensor, r->dtype, r->rank, r->shape, r->strides);
-        } else if (k >= instr->n_in) {
-            const Value *value = graph_value(ir->graph, node_result(instr->node, k - instr->n_in));
+        } else if (k >= task->n_in) {
+            const Value *value = graph_value(ir->graph, node_result(task->node, k - task->n_in));
             describe(tensor, value->dtype, value->rank, value->shape, NULL);
         }
     }
 }
 
-static Code make_tasks(Context *ctx, Executor *e, KernelFn kernels) {
+static Code make_task(Context *ctx, Executor *e, const Instr *instr, Task *task) {
+    const char *op = op_info(instr->op)->name, *where = where_of(e->ir, instr->node);
+    bool host = instr->op == OP_host;
+    if (instr->device != DEVICE_CPU && !e->options.emulation)
+        return fail(ctx, CODE_UNSUPPORTED, "%s (%s) is placed on the %s, which is not there to run it", op, where,
+                    device_name(instr->device));
+    *task = (Task){.kind = host ? TASK_HOST : TASK_KERNEL,
+                   .instr = instr,
+                   .in = instr->in,
+                   .out = instr->out,
+                   .n_in = instr->n_in,
+                   .n_out = instr->n_out,
+                   .node = instr->node,
+                   .kernel = host ? NULL : e->options.kernels(instr->op),
+                   .scratch = instr->scratch == BUFFER_NONE ? -1 : e->ir->buffers[instr->scratch].offset};
+    if (host)
+        task->number = e->n_calls++;
+    else if (!task->kernel)
+        return fail(ctx, CODE_UNSUPPORTED, "%s (%s) has no host kernel", op, where);
+    return CODE_OK;
+}
+
+static void make_segment_task(Executor *e, uint32_t index, Task *task) {
+    const Segment *segment = &e->options.segments->items[index];
+    const Instr *first = &e->ir->instrs[e->ir->order[segment->first]];
+    *task = (Task){.kind = TASK_SEGMENT,
+                   .instr = first,
+                   .in = segment->in,
+                   .out = segment->out,
+                   .n_in = segment->n_in,
+                   .n_out = segment->n_out,
+                   .node = first->node,
+                   .scratch = -1,
+                   .number = index};
+}
+
+static Code make_tasks(Context *ctx, Executor *e) {
     const Npuir *ir = e->ir;
+    const Segments *segments = e->options.backend ? e->options.segments : NULL;
+    uint32_t next = 0; /* segment */
     TRY(ARENA_NEW(ctx, &e->memory, ir->n_instrs, &e->tasks));
-    for (uint32_t t = 0; t < ir->n_instrs; t++) {
-        const Instr *instr = &ir->instrs[ir->order[t]];
-        Task *task = &e->tasks[t];
-        task->instr = instr;
-        task->kernel = instr->op == OP_host ? NULL : kernels(instr->op);
-        TRY(check_runnable(ctx, ir, instr, task->kernel));
-        task->scratch = instr->scratch == BUFFER_NONE ? -1 : ir->buffers[instr->scratch].offset;
+    for (uint32_t p = 0; p < ir->n_instrs; p++) TRY(check_constants(ctx, ir, &ir->instrs[ir->order[p]]));
+    for (uint32_t p = 0; p < ir->n_instrs;) {
+        Task *task = &e->tasks[e->n_tasks++];
+        if (segments && next < segments->count && segments->items[next].first == p) {
+            make_segment_task(e, next, task);
+            p += segments->items[next++].count;
+        } else {
+            TRY(make_task(ctx, e, &ir->instrs[ir->order[p++]], task));
+        }
         task->first_arg = e->n_args;
-        e->n_args += instr->n_in + instr->n_out;
-        if (instr->op == OP_host) task->call = e->n_calls++;
+        e->n_args += task->n_in + task->n_out;
     }
-    e->n_tasks = ir->n_instrs;
     TRY(ARENA_NEW(ctx, &e->memory, e->n_args, &e->args));
     for (uint32_t t = 0; t < e->n_tasks; t++) describe_args(e, &e->tasks[t]);
     return CODE_OK;
@@ -82,14 +116,14 @@ static Code make_patches(Context *ctx, Executor *e) {
     /* Counted two places ahead: filling in moves each start one buffer on, to where it belongs. */
     for (int filling = 0; filling < 2; filling++) {
         for (uint32_t t = 0; t < e->n_tasks; t++) {
-            const Instr *instr = e->tasks[t].instr;
-            for (uint32_t k = 0; k < instr->n_in + instr->n_out; k++) {
-                RegId reg = k < instr->n_in ? instr->in[k] : instr->out[k - instr->n_in];
+            const Task *task = &e->tasks[t];
+            for (uint32_t k = 0; k < task->n_in + task->n_out; k++) {
+                RegId reg = arg_reg(task, k);
                 if (reg == REG_NONE) continue;
                 const Register *r = &ir->regs[reg];
                 if (filling) {
                     Patch *patch = &e->patches[e->patch_start[r->buffer + 1]++];
-                    patch->arg = e->tasks[t].first_arg + k;
+                    patch->arg = task->first_arg + k;
                     patch->bytes = r->dtype == DTYPE_OBJECT ? 0 : r->offset * (int64_t)dtype_size(r->dtype);
                 } else {
                     e->patch_start[r->buffer + 2]++;
@@ -134,9 +168,9 @@ static Code make_drops(Context *ctx, Executor *e) {
     TRY(ARENA_NEW(ctx, &e->memory, n_holds, &last));
     TRY(ARENA_NEW(ctx, &e->memory, n_holds, &e->drops));
     for (uint32_t t = 0; t < e->n_tasks; t++) {
-        const Instr *instr = e->tasks[t].instr;
-        for (uint32_t k = 0; k < instr->n_in + instr->n_out; k++) {
-            RegId reg = k < instr->n_in ? instr->in[k] : instr->out[k - instr->n_in];
+        const Task *task = &e->tasks[t];
+        for (uint32_t k = 0; k < task->n_in + task->n_out; k++) {
+            RegId reg = arg_reg(task, k);
             if (reg != REG_NONE) last_use[ir->regs[reg].buffer] = t;
         }
     }
@@ -145,17 +179,17 @@ static Code make_drops(Context *ctx, Executor *e) {
     memset(last, 0xff, n_holds * sizeof *last);
     for (uint32_t t = 0; t < e->n_tasks; t++) {
         const Task *task = &e->tasks[t];
-        if (task->kernel) continue;
+        if (task->kind != TASK_HOST) continue;
         uint32_t end = t;
-        for (uint32_t k = 0; k < task->instr->n_out; k++) {
-            if (task->instr->out[k] == REG_NONE) continue;
-            BufferId b = ir->regs[task->instr->out[k]].buffer;
+        for (uint32_t k = 0; k < task->n_out; k++) {
+            if (task->out[k] == REG_NONE) continue;
+            BufferId b = ir->regs[task->out[k]].buffer;
             if (ir->buffers[b].space == SPACE_OBJECT)
                 last[e->n_calls + ir->buffers[b].index] = last_use[b];
             else if (last_use[b] > end)
                 end = last_use[b];
         }
-        last[task->call] = end;
+        last[task->number] = end;
     }
     for (uint32_t h = 0; h < n_holds; h++)
         if (last[h] != NEVER) e->tasks[last[h]].n_drops++;
@@ -170,8 +204,8 @@ static Code make_drops(Context *ctx, Executor *e) {
     return CODE_OK;
 }
 
-Code executor_build(Context *ctx, Executor *e, KernelFn kernels) {
-    TRY(make_tasks(ctx, e, kernels));
+Code executor_build(Context *ctx, Executor *e) {
+    TRY(make_tasks(ctx, e));
     TRY(make_patches(ctx, e));
     TRY(bind_fixed(ctx, e));
     return make_drops(ctx, e);

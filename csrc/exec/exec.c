@@ -5,7 +5,7 @@
 
 #include "exec/frame.h"
 
-Code executor_create(Context *ctx, const Npuir *ir, KernelFn kernels, int threads, bool pack, Executor **out) {
+Code executor_create(Context *ctx, const Npuir *ir, const ExecutorOptions *options, Executor **out) {
     Arena memory;
     Executor *e;
     *out = NULL;
@@ -17,10 +17,16 @@ Code executor_create(Context *ctx, const Npuir *ir, KernelFn kernels, int thread
     }
     e->memory = memory;
     e->ir = ir;
+    e->options = *options;
+    if (options->emulation) {
+        e->emulation = *options->emulation;
+        e->options.emulation = &e->emulation;
+    }
     atomic_init(&e->lock, 0);
-    if (threads > 1) code = pool_create(ctx, threads, &e->pool);
-    if (code == CODE_OK) code = executor_build(ctx, e, kernels);
-    if (code == CODE_OK && pack) code = executor_pack(ctx, e);
+    if (options->threads > 1) code = pool_create(ctx, options->threads, &e->pool);
+    if (code == CODE_OK) code = executor_build(ctx, e);
+    if (code == CODE_OK && options->emulation) code = emulate_build(ctx, e);
+    if (code == CODE_OK && options->pack) code = executor_pack(ctx, e);
     if (code == CODE_OK)
         *out = e;
     else
@@ -32,7 +38,7 @@ void executor_destroy(Executor *e) {
     if (!e) return;
     while (e->free) {
         Frame *next = e->free->next;
-        frame_destroy(e->free);
+        frame_destroy(e, e->free);
         e->free = next;
     }
     if (e->pool) pool_destroy(e->pool);
@@ -78,16 +84,15 @@ static int64_t bytes_spanned(const Tensor *t) {
 /* A host result must be row major, as lowering took it to be, and must not lie in memory of the operands that is reused
  * or released while the result still lives. */
 static Code check_host_result(const Call *call, const Task *task, uint32_t k) {
-    const Instr *instr = task->instr;
-    const Tensor *in = &call->frame->args[task->first_arg], *result = in + instr->n_in + k;
+    const Tensor *in = &call->frame->args[task->first_arg], *result = in + task->n_in + k;
     if (tensor_count(result) == 0) return CODE_OK;
     if (!result->data) return fail(call->ctx, CODE_INTERNAL, "host call: result %u has no memory", k);
     if (!tensor_is_contiguous(result))
         return fail(call->ctx, CODE_INTERNAL, "host call: result %u is not row major", k);
     const char *start = result->data, *end = start + bytes_spanned(result);
-    for (uint32_t j = 0; j < instr->n_in; j++) {
-        if (instr->in[j] == REG_NONE || in[j].dtype == DTYPE_OBJECT) continue;
-        Space space = call->e->ir->buffers[call->e->ir->regs[instr->in[j]].buffer].space;
+    for (uint32_t j = 0; j < task->n_in; j++) {
+        if (task->in[j] == REG_NONE || in[j].dtype == DTYPE_OBJECT) continue;
+        Space space = call->e->ir->buffers[call->e->ir->regs[task->in[j]].buffer].space;
         const char *from = in[j].data;
         if ((space == SPACE_ARENA || space == SPACE_HOST) && start < from + bytes_spanned(&in[j]) && from < end)
             return fail(call->ctx, CODE_INTERNAL, "host call: result %u lies in the memory of operand %u", k, j);
@@ -103,42 +108,69 @@ static void drop(const Call *call, uint32_t hold) {
 
 static Code run_host_call(const Call *call, const Task *task) {
     const Executor *e = call->e;
-    const Instr *instr = task->instr;
-    Tensor *in = &call->frame->args[task->first_arg], *out = in + instr->n_in;
-    for (uint32_t k = 0; k < instr->n_out; k++) out[k].data = NULL;
-    TRY(call->host->call(call->ctx, call->host->user, (uint32_t)node_int(instr->node, ATTR_index), in, instr->n_in, out,
-                         instr->n_out, &call->frame->holds[task->call]));
+    Tensor *in = &call->frame->args[task->first_arg], *out = in + task->n_in;
+    for (uint32_t k = 0; k < task->n_out; k++) out[k].data = NULL;
+    TRY(call->host->call(call->ctx, call->host->user, (uint32_t)node_int(task->node, ATTR_index), in, task->n_in, out,
+                         task->n_out, &call->frame->holds[task->number]));
     /* Objects first: whatever fails below, the frame then knows what it has to release. */
-    for (uint32_t k = 0; k < instr->n_out; k++) {
+    for (uint32_t k = 0; k < task->n_out; k++) {
         if (out[k].dtype != DTYPE_OBJECT || !out[k].data) continue;
-        if (instr->out[k] == REG_NONE)
+        if (task->out[k] == REG_NONE)
             call->host->release(call->host->user, out[k].data);
         else
-            call->frame->holds[e->n_calls + e->ir->buffers[e->ir->regs[instr->out[k]].buffer].index] = out[k].data;
+            call->frame->holds[e->n_calls + e->ir->buffers[e->ir->regs[task->out[k]].buffer].index] = out[k].data;
     }
-    for (uint32_t k = 0; k < instr->n_out; k++) {
-        if (instr->out[k] == REG_NONE) continue;
+    for (uint32_t k = 0; k < task->n_out; k++) {
+        if (task->out[k] == REG_NONE) continue;
         if (out[k].dtype != DTYPE_OBJECT) TRY(check_host_result(call, task, k));
-        bind_buffer(e, call->frame->args, e->ir->regs[instr->out[k]].buffer, address_or_nothing(out[k].data, e->args));
+        bind_buffer(e, call->frame->args, e->ir->regs[task->out[k]].buffer, address_or_nothing(out[k].data, e->args));
     }
     return CODE_OK;
 }
 
 static Code run_kernel(const Call *call, const Task *task) {
-    const Instr *instr = task->instr;
     Tensor *in = &call->frame->args[task->first_arg];
     KernelCall kernel_call = {
         .ctx = call->ctx,
-        .node = instr->node,
+        .node = task->node,
         .in = in,
-        .out = in + instr->n_in,
-        .n_in = instr->n_in,
-        .n_out = instr->n_out,
-        .scratch = task->scratch < 0 ? NULL : call->frame->arena + task->scratch,
+        .out = in + task->n_in,
+        .n_in = task->n_in,
+        .n_out = task->n_out,
+        .scratch = task->scratch < 0 ? NULL : call->frame->arena[task->instr->device] + task->scratch,
         .prepared = task->prepared,
         .pool = call->pool,
     };
+    if (task->enters) return emulate_run(task, &kernel_call, call->frame->shadow);
     return task->kernel->run(&kernel_call);
+}
+
+static Code run_segment(const Call *call, const Task *task) {
+    Backend *backend = call->e->options.backend;
+    const Tensor *in = &call->frame->args[task->first_arg];
+    return backend->run(call->ctx, backend, call->frame->backend, task->number, in, in + task->n_in);
+}
+
+static Code run_task(const Call *call, const Task *task) {
+    switch (task->kind) {
+    case TASK_KERNEL: return run_kernel(call, task);
+    case TASK_HOST: return run_host_call(call, task);
+    case TASK_SEGMENT: return run_segment(call, task);
+    }
+    return fail(call->ctx, CODE_INTERNAL, "no such kind of task");
+}
+
+static void say_where(const Call *call, const Task *task) {
+    const Npuir *ir = call->e->ir;
+    if (task->kind != TASK_SEGMENT) {
+        fail_prefix(call->ctx, "%s (%s)", op_info(task->instr->op)->name, where_of(ir, task->instr->node));
+        return;
+    }
+    const Segment *segment = &call->e->options.segments->items[task->number];
+    const Instr *last = &ir->instrs[ir->order[segment->first + segment->count - 1]];
+    fail_prefix(call->ctx, "NPU segment %u, %u instructions from %s (%s) to %s (%s)", task->number, segment->count,
+                op_info(task->instr->op)->name, where_of(ir, task->instr->node), op_info(last->op)->name,
+                where_of(ir, last->node));
 }
 
 static Code run_tasks(const Call *call) {
@@ -146,9 +178,9 @@ static Code run_tasks(const Call *call) {
     for (uint32_t t = 0; t < e->n_tasks; t++) {
         const Task *task = &e->tasks[t];
         TRY(check_cancelled(call->ctx));
-        Code code = task->kernel ? run_kernel(call, task) : run_host_call(call, task);
+        Code code = run_task(call, task);
         if (code != CODE_OK) {
-            fail_prefix(call->ctx, "%s (%s)", op_info(task->instr->op)->name, where_of(e->ir, task->instr->node));
+            say_where(call, task);
             return code;
         }
         for (uint32_t d = 0; d < task->n_drops; d++) drop(call, e->drops[task->first_drop + d]);

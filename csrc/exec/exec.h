@@ -2,8 +2,8 @@
 #ifndef FORGE_EXEC_EXEC_H
 #define FORGE_EXEC_EXEC_H
 
+#include "exec/backend.h"
 #include "exec/kernel.h"
-#include "npuir/npuir.h"
 
 typedef const Kernel *(*KernelFn)(Op op);
 
@@ -20,10 +20,32 @@ typedef struct HostCalls { /* `call` may be NULL for a program that only passes 
     void *user;
 } HostCalls;
 
+/* Emulation of an NPU: its instructions run on host kernels, and what the NPU would hold in f16 is rounded to f16:
+ * float results (beyond its range they become infinite), values that enter it, scalars in attributes (finite ones stay
+ * finite) and constants. Accumulation inside of an instruction is the kernel's, in f32. Integers and bools are exact.
+ *
+ * `weight`, called while the executor is made only, writes the values that the NPU would have for a float constant.
+ * `out` has the type and shape of `weight` and strides of its own; `linear`: it is the weight of a linear, [N, K],
+ * which may be quantised. */
+typedef struct Emulation {
+    Code (*weight)(Context *ctx, void *user, const Tensor *weight, bool linear, const Tensor *out);
+    void *user;
+} Emulation;
+
+typedef struct ExecutorOptions {
+    KernelFn kernels;
+    int threads;
+    bool pack; /* weights into the layouts that kernels like */
+    /* Who runs the instructions on the NPU; with neither one they are an error. */
+    const Segments *segments; /* of the backend */
+    Backend *backend;
+    const Emulation *emulation; /* copied */
+} ExecutorOptions;
+
 typedef struct Executor Executor;
-/* `ir` (scheduled and allocated) and its graph are borrowed and must outlive the executor. Checks that all is runnable
- * on the host; packs weights (timed by the caller) into memory of its own. */
-MUST_USE Code executor_create(Context *ctx, const Npuir *ir, KernelFn kernels, int threads, bool pack, Executor **out);
+/* `ir` (scheduled and allocated), its graph, segments and backend are borrowed and must outlive the executor. Checks
+ * that all is runnable; packs weights (timed by the caller) into memory of its own. */
+MUST_USE Code executor_create(Context *ctx, const Npuir *ir, const ExecutorOptions *options, Executor **out);
 void executor_destroy(Executor *executor);
 int64_t executor_packed_bytes(const Executor *executor);
 /* inputs[i]: row-major memory of graph input i (for an opaque input: the object). outputs[i]: memory for output i, row

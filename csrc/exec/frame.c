@@ -33,7 +33,10 @@ static Code frame_create(Context *ctx, const Executor *e, Frame **out) {
     Frame *frame = allocation_fails(ctx) ? NULL : calloc(1, sizeof *frame);
     if (!frame) return fail(ctx, CODE_NO_MEMORY, "out of memory: frame of a call");
     char *args = NULL;
-    Code code = memory_aligned(ctx, (size_t)ir->arena_bytes[DEVICE_CPU], &frame->arena);
+    Code code = CODE_OK;
+    for (int d = 0; d < DEVICE_COUNT && code == CODE_OK; d++)
+        code = memory_aligned(ctx, (size_t)ir->arena_bytes[d], &frame->arena[d]);
+    if (code == CODE_OK && e->shadow_bytes) code = memory_aligned(ctx, (size_t)e->shadow_bytes, &frame->shadow);
     if (code == CODE_OK) code = memory_aligned(ctx, e->n_args * sizeof(Tensor), &args);
     frame->args = (Tensor *)(void *)args;
     if (code == CODE_OK) {
@@ -41,19 +44,25 @@ static Code frame_create(Context *ctx, const Executor *e, Frame **out) {
         frame->holds = allocation_fails(ctx) ? NULL : calloc(n_holds + 1, sizeof(void *));
         if (!frame->holds) code = fail(ctx, CODE_NO_MEMORY, "out of memory: frame of a call");
     }
+    Backend *backend = e->options.backend;
+    if (code == CODE_OK && backend) code = backend->frame_create(ctx, backend, &frame->backend);
     if (code != CODE_OK) {
-        frame_destroy(frame);
+        frame_destroy(e, frame);
         return code;
     }
     memcpy(frame->args, e->args, e->n_args * sizeof(Tensor));
-    for (BufferId b = 0; b < ir->n_buffers; b++)
-        if (ir->buffers[b].space == SPACE_ARENA) bind_buffer(e, frame->args, b, frame->arena + ir->buffers[b].offset);
+    for (BufferId b = 0; b < ir->n_buffers; b++) {
+        const Buffer *buffer = &ir->buffers[b];
+        if (buffer->space == SPACE_ARENA) bind_buffer(e, frame->args, b, frame->arena[buffer->device] + buffer->offset);
+    }
     *out = frame;
     return CODE_OK;
 }
 
-void frame_destroy(Frame *frame) {
-    free(frame->arena);
+void frame_destroy(const Executor *e, Frame *frame) {
+    if (frame->backend) e->options.backend->frame_destroy(e->options.backend, frame->backend);
+    for (int d = 0; d < DEVICE_COUNT; d++) free(frame->arena[d]);
+    free(frame->shadow);
     free(frame->args);
     free(frame->holds);
     free(frame);

@@ -1,5 +1,5 @@
-/* Inside of the executor: what exec.c (runs), build.c (makes the tasks), pack.c (weights) and
- * frame.c (memory of one call) share. */
+/* Inside of the executor: what exec.c (runs), build.c (makes the tasks), pack.c (weights), emulate.c (an NPU's numbers
+ * on the host) and frame.c (memory of one call) share. */
 #ifndef FORGE_EXEC_FRAME_H
 #define FORGE_EXEC_FRAME_H
 
@@ -7,14 +7,21 @@
 
 #include "exec/exec.h"
 
-/* One instruction, in execution order. Its tensors are args[first_arg ..]: operands, then results. */
+typedef enum TaskKind { TASK_KERNEL, TASK_HOST, TASK_SEGMENT } TaskKind;
+
+/* One instruction or one segment, in execution order. Its tensors are args[first_arg ..]: operands, then results. */
 typedef struct Task {
-    const Instr *instr;
-    const Kernel *kernel; /* NULL: a host call */
+    TaskKind kind;
+    const Instr *instr; /* of a segment: its first */
+    const RegId *in, *out;
+    uint32_t n_in, n_out;
+    const Node *node;     /* attributes for the kernel */
+    const Kernel *kernel; /* KERNEL */
     const void *prepared; /* packed weights or NULL */
-    int64_t scratch;      /* offset in the arena, -1: none */
+    int64_t scratch;      /* offset in the arena of the instruction's device, -1: none */
+    const bool *enters;   /* emulated: which operands come from outside of the NPU; NULL: not emulated */
     uint32_t first_arg;
-    uint32_t call;                /* host calls: number of the call, which is where its hold is kept */
+    uint32_t number;              /* HOST: of the call, which is where its hold is kept; SEGMENT: of the segment */
     uint32_t first_drop, n_drops; /* holds that nothing uses after this task */
 } Task;
 
@@ -27,15 +34,19 @@ typedef struct Patch {
 /* What one call in flight needs; kept on the executor's free list between calls. */
 typedef struct Frame {
     struct Frame *next;
-    char *arena;
+    char *arena[DEVICE_COUNT]; /* the NPU's too: values that cross its border; pages that nobody touches cost nothing */
+    char *shadow;              /* emulation: rounded operands of the task that runs */
     Tensor *args;
-    void **holds; /* what host calls left with us: one a call, then one an object; NULL = nothing to release */
+    void **holds;  /* what host calls left with us: one a call, then one an object; NULL = nothing to release */
+    void *backend; /* the backend's frame */
 } Frame;
 
 struct Executor {
     Arena memory;
     const Npuir *ir;
-    Pool *pool; /* NULL: one thread */
+    ExecutorOptions options;
+    Emulation emulation; /* what options.emulation points at, if anything */
+    Pool *pool;          /* NULL: one thread */
     Task *tasks;
     uint32_t n_tasks, n_calls;
     Tensor *args; /* model of a frame's: types and strides, constants bound */
@@ -47,7 +58,7 @@ struct Executor {
     uint32_t *drops;
     uint32_t *object_input; /* object -> graph input that brings it, UINT32_MAX: a host call makes it */
     char *packed;
-    int64_t packed_bytes;
+    int64_t packed_bytes, shadow_bytes;
 
     /* Free list. The lock word is 0 or the process id of the holder: a child of fork() that finds its parent's id there
      * knows that the holder does not exist in it, and takes the lock over. */
@@ -68,12 +79,16 @@ MUST_USE Code memory_aligned(Context *ctx, size_t bytes, char **out);
 void bind_buffer(const Executor *e, Tensor *args, BufferId b, void *base);
 
 /* Makes tasks, arguments and patches of e->ir. */
-MUST_USE Code executor_build(Context *ctx, Executor *e, KernelFn kernels);
+MUST_USE Code executor_build(Context *ctx, Executor *e);
+/* Rounds what the tasks of an emulated NPU have fixed: constants and scalars. Before packing. */
+MUST_USE Code emulate_build(Context *ctx, Executor *e);
+/* Runs a task of an emulated NPU; `shadow` has e->shadow_bytes. */
+MUST_USE Code emulate_run(const Task *task, KernelCall *call, char *shadow);
 /* Fills in `prepared` of the tasks whose kernels want their weights in another layout. */
 MUST_USE Code executor_pack(Context *ctx, Executor *e);
 
 MUST_USE Code frame_take(Context *ctx, Executor *e, Frame **out);
 void frame_give(Executor *e, Frame *frame);
-void frame_destroy(Frame *frame);
+void frame_destroy(const Executor *e, Frame *frame);
 
 #endif

@@ -30,15 +30,15 @@ static bool same_tensor(const Tensor *a, const Tensor *b) {
 
 /* The packed form depends on operands that are constants and on the types of the others: e->args has just that. */
 static bool same_packing(const Executor *e, const Task *a, const Task *b) {
-    if (a->instr->op != b->instr->op || a->instr->n_in != b->instr->n_in) return false;
-    for (uint32_t k = 0; k < a->instr->n_in; k++)
+    if (a->node->op != b->node->op || a->n_in != b->n_in) return false;
+    for (uint32_t k = 0; k < a->n_in; k++)
         if (!same_tensor(&e->args[a->first_arg + k], &e->args[b->first_arg + k])) return false;
-    return same_attrs(a->instr->node, b->instr->node);
+    return same_attrs(a->node, b->node);
 }
 
 static size_t packing_hash(const Executor *e, const Task *task) {
-    uint64_t hash = (uint64_t)task->instr->op;
-    for (uint32_t k = 0; k < task->instr->n_in; k++)
+    uint64_t hash = (uint64_t)task->node->op;
+    for (uint32_t k = 0; k < task->n_in; k++)
         hash = (hash ^ (uint64_t)(uintptr_t)e->args[task->first_arg + k].data) * UINT64_C(0x9e3779b97f4a7c15);
     return (size_t)(hash >> 20);
 }
@@ -58,7 +58,7 @@ static Code plan(Context *ctx, Executor *e, int64_t *place, Packed *list, uint32
         Task *task = &e->tasks[t];
         place[t] = -1;
         if (!task->kernel || !task->kernel->prepare || !task->kernel->prepared_bytes) continue;
-        int64_t bytes = task->kernel->prepared_bytes(e->ir->graph, task->instr->node);
+        int64_t bytes = task->kernel->prepared_bytes(e->ir->graph, task->node);
         if (bytes <= 0) continue;
         size_t slot = packing_hash(e, task) & (slots - 1);
         while (table[slot] && !same_packing(e, list[table[slot] - 1].task, task)) slot = (slot + 1) & (slots - 1);
@@ -90,10 +90,10 @@ Code executor_pack(Context *ctx, Executor *e) {
         const Task *task = list[i].task;
         code = check_cancelled(ctx);
         if (code == CODE_OK)
-            code = task->kernel->prepare(ctx, task->instr->node, &e->args[task->first_arg], mine ? e->pool : NULL,
+            code = task->kernel->prepare(ctx, task->node, &e->args[task->first_arg], mine ? e->pool : NULL,
                                          e->packed + list[i].offset);
         if (code != CODE_OK && code != CODE_CANCELLED)
-            fail_prefix(ctx, "packing %s (%s)", op_info(task->instr->op)->name, where_of(e->ir, task->instr->node));
+            fail_prefix(ctx, "packing %s (%s)", op_info(task->node->op)->name, where_of(e->ir, task->node));
     }
     if (mine) pool_leave(e->pool);
     TRY(code);

@@ -4,6 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdatomic.h>
 
 #include "forge.h"
 #include "graph/program.h"
@@ -16,7 +17,8 @@
 #endif
 
 typedef struct ModuleState {
-    PyTypeObject *program_type;
+    PyTypeObject *program_type, *device_type;
+    PyObject *npu_error; /* the class NpuError */
 } ModuleState;
 
 /* --- gil.c: leaving Python while C works -------------------------------------------------------------------------- */
@@ -34,9 +36,11 @@ void door_releave(Door *door); /* ... and back */
 
 /* --- errors.c ----------------------------------------------------------------------------------------------------- */
 /* The Python exception of a failure. CODE_HOST and CODE_CANCELLED have set theirs. */
-void raise_code(const Context *ctx, Code code);
+void raise_code(const ModuleState *state, const Context *ctx, Code code);
 /* The text as a str, or NULL with that exception; destroys it. */
-PyObject *text_or_error(const Context *ctx, Code code, Text *text);
+PyObject *text_or_error(const ModuleState *state, const Context *ctx, Code code, Text *text);
+/* The class NpuError: a RuntimeError with `reason` and `facts`. */
+PyObject *npu_error_class(void);
 /* Py_DECREF that keeps the exception that is being raised. */
 void decref_while_raising(PyObject *object);
 
@@ -64,7 +68,22 @@ typedef struct HostDoor {
 HostCalls host_calls(HostDoor *host);
 
 /* --- program.c ---------------------------------------------------------------------------------------------------- */
+typedef struct ProgramObject {
+    PyObject_HEAD Program *program;
+    PyObject *keepalive; /* owners of the constants' memory */
+    bool opaque_inputs, opaque_outputs;
+    atomic_bool stop_upgrade;
+} ProgramObject;
 extern PyType_Spec program_spec;
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* --- npu.c: the device, and what only programs with NPU instructions can do --------------------------------------- */
+extern PyType_Spec device_spec;
+NpuDevice *device_of(PyObject *object); /* borrowed */
+PyObject *module_npu_likely(PyObject *module, PyObject *unused);
+PyObject *program_upgrade(PyObject *program, PyObject *unused);
+PyObject *program_stop_upgrade(PyObject *program, PyObject *unused);
+PyObject *program_npu_report(PyObject *program, PyObject *unused);
+PyObject *program_openvino_models(PyObject *program, PyObject *args, PyObject *kwargs);
 
 #endif

@@ -114,7 +114,6 @@ static PyObject *module_cpu_features(PyObject *module, PyObject *unused) {
 
 /* --- text to text ------------------------------------------------------------------------------------------------- */
 static PyObject *module_optimize_text(PyObject *module, PyObject *args, PyObject *kwargs) {
-    (void)module;
     static char *keywords[] = {"text", "passes", "emit", "target", "alpha", NULL};
     const char *source, *emit = "graph";
     Py_ssize_t size;
@@ -134,7 +133,7 @@ static PyObject *module_optimize_text(PyObject *module, PyObject *args, PyObject
     door_leave(&door, &ctx, 10);
     Code code = forge_optimize_text(&ctx, source, (size_t)size, &options, emit, &text);
     door_enter(&door);
-    return text_or_error(&ctx, code, &text);
+    return text_or_error(PyModule_GetState(module), &ctx, code, &text);
 }
 
 /* --- the module --------------------------------------------------------------------------------------------------- */
@@ -149,10 +148,14 @@ static PyMethodDef module_methods[] = {
      "compile(nodes, values, constants, operands, attrs, dims, outputs, strings, sources, *, target='cpu', "
      "passes='default', "
      "alpha=1.0, autotune=False, keep_text=False, executable=True, pack=True, threads=1, keepalive=None, "
-     "fail_allocation=0)\n--\n\nCompiles a node table. `fail_allocation=N` is for tests: the Nth allocation fails."},
+     "npu_mode='none', device=None, precision='fp16', fold=True, f32_types=False, f32_border=False, config='', "
+     "cache_dir=None, fail_allocation=0)\n--\n\n"
+     "Compiles a node table. `fail_allocation=N` is for tests: the Nth allocation fails."},
     {"optimize_text", (PyCFunction)(void (*)(void))module_optimize_text, METH_VARARGS | METH_KEYWORDS,
      "optimize_text(text, passes='default', emit='graph', target='cpu', alpha=1.0)\n--\n\n"
      "Runs passes on a graph in its text form."},
+    {"npu_likely", module_npu_likely, METH_NOARGS,
+     "npu_likely()\n--\n\nWhether anything here could be an NPU. Loads nothing."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -160,6 +163,10 @@ static int module_exec(PyObject *module) {
     ModuleState *state = PyModule_GetState(module);
     state->program_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &program_spec, NULL);
     if (!state->program_type || PyModule_AddType(module, state->program_type) != 0) return -1;
+    state->device_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &device_spec, NULL);
+    if (!state->device_type || PyModule_AddType(module, state->device_type) != 0) return -1;
+    state->npu_error = npu_error_class();
+    if (!state->npu_error || PyModule_AddObjectRef(module, "NpuError", state->npu_error) != 0) return -1;
     PyObject *dtypes = table_dtypes();
     int added = dtypes ? PyModule_AddObjectRef(module, "TABLE_DTYPES", dtypes) : -1;
     Py_XDECREF(dtypes);
@@ -174,13 +181,19 @@ static int module_exec(PyObject *module) {
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     ModuleState *state = PyModule_GetState(module);
-    if (state) Py_VISIT(state->program_type);
+    if (!state) return 0;
+    Py_VISIT(state->program_type);
+    Py_VISIT(state->device_type);
+    Py_VISIT(state->npu_error);
     return 0;
 }
 
 static int module_clear(PyObject *module) {
     ModuleState *state = PyModule_GetState(module);
-    if (state) Py_CLEAR(state->program_type);
+    if (!state) return 0;
+    Py_CLEAR(state->program_type);
+    Py_CLEAR(state->device_type);
+    Py_CLEAR(state->npu_error);
     return 0;
 }
 

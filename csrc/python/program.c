@@ -3,12 +3,6 @@
 
 enum { COMPILE_POLL_MS = 10, RUN_POLL_MS = 50, MAX_THREADS = 1024, FEW_POINTERS = 32 };
 
-typedef struct ProgramObject {
-    PyObject_HEAD Program *program;
-    PyObject *keepalive; /* owners of the constants' memory */
-    bool opaque_inputs, opaque_outputs;
-} ProgramObject;
-
 /* --- compile ------------------------------------------------------------------------------------------------------ */
 static bool any_opaque(const Graph *g, const ValueId *values, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
@@ -31,12 +25,35 @@ static PyObject *make_program(PyObject *module, Program *program, PyObject *keep
     return (PyObject *)self;
 }
 
+#pragma weak precision_from_name
+/* What the instructions on the NPU run on, from the arguments of compile(). */
+static bool read_npu(const ModuleState *state, const char *mode, const char *precision, PyObject *device,
+                     NpuOptions *npu) {
+    static const char *const modes[] = {"none", "emulate", "dispatch"};
+    int m = 0;
+    while (m < 3 && strcmp(mode, modes[m]) != 0) m++;
+    if (m == 3) return PyErr_Format(PyExc_ValueError, "npu_mode: want none, emulate or dispatch, got %s", mode), false;
+    npu->mode = (NpuMode)m;
+    if (precision_from_name && !precision_from_name(precision, &npu->precision))
+        return PyErr_Format(PyExc_ValueError, "precision: want fp16, w8a16 or w4a16, got %s", precision), false;
+    if (device != Py_None && !Py_IS_TYPE(device, state->device_type))
+        return PyErr_Format(PyExc_TypeError, "device: want an NpuDevice, got %R", device), false;
+    npu->device = device == Py_None ? NULL : device_of(device);
+    if (npu->mode == NPU_MODE_DISPATCH && !npu->device)
+        return PyErr_SetString(PyExc_ValueError, "npu_mode 'dispatch' wants a device"), false;
+    return true;
+}
+
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"nodes",  "values",  "constants", "operands",        "attrs",
-                               "dims",   "outputs", "strings",   "sources",         "target",
-                               "passes", "alpha",   "autotune",  "keep_text",       "executable",
-                               "pack",   "threads", "keepalive", "fail_allocation", NULL};
-    PyObject *table[TABLE_OBJECTS], *keepalive = Py_None;
+    static char *keywords[] = {"nodes",    "values",    "constants",       "operands", "attrs",     "dims",
+                               "outputs",  "strings",   "sources",         "target",   "passes",    "alpha",
+                               "autotune", "keep_text", "executable",      "pack",     "threads",   "keepalive",
+                               "npu_mode", "device",    "precision",       "fold",     "f32_types", "f32_border",
+                               "config",   "cache_dir", "fail_allocation", NULL};
+    const ModuleState *state = PyModule_GetState(module);
+    PyObject *table[TABLE_OBJECTS], *keepalive = Py_None, *device = Py_None;
+    const char *npu_mode = "none", *precision = "fp16";
+    int fold = 1, f32_types = 0, f32_border = 0;
     CompileOptions options;
     compile_options_default(&options);
     options.target = "cpu";
@@ -45,11 +62,16 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     options.threads = 1;
     int autotune = 0, keep_text = 0, executable = 1, pack = 1;
     unsigned long long fail_allocation = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO|$ssdppppiOK:compile", keywords, &table[0], &table[1],
-                                     &table[2], &table[3], &table[4], &table[5], &table[6], &table[7], &table[8],
-                                     &options.target, &options.passes, &options.alpha, &autotune, &keep_text,
-                                     &executable, &pack, &options.threads, &keepalive, &fail_allocation))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszK:compile", keywords, &table[0], &table[1], &table[2], &table[3],
+            &table[4], &table[5], &table[6], &table[7], &table[8], &options.target, &options.passes, &options.alpha,
+            &autotune, &keep_text, &executable, &pack, &options.threads, &keepalive, &npu_mode, &device, &precision,
+            &fold, &f32_types, &f32_border, &options.npu.config, &options.npu.cache_dir, &fail_allocation))
         return NULL;
+    if (!read_npu(state, npu_mode, precision, device, &options.npu)) return NULL;
+    options.npu.fold = fold;
+    options.npu.f32_types = f32_types;
+    options.npu.f32_border = f32_border;
     options.autotune = autotune;
     options.keep_text = keep_text;
     options.executable = executable;
@@ -75,7 +97,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
         if (code == CODE_OK)
             result = make_program(module, program, keepalive);
         else
-            raise_code(&ctx, code);
+            raise_code(state, &ctx, code);
     }
     table_close(&table_args);
     return result;
@@ -193,7 +215,7 @@ static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t
         Code code = executor_run(&ctx, self->program->executor, run.pointers, outputs, objects, &calls);
         door_enter(&door);
         if (code != CODE_OK)
-            raise_code(&ctx, code);
+            raise_code(PyType_GetModuleState(Py_TYPE(object)), &ctx, code);
         else
             result = self->opaque_outputs ? take_objects(objects, g->n_outputs) : Py_NewRef(Py_None);
     }
@@ -210,7 +232,8 @@ static PyObject *program_text(PyObject *object, PyObject *stage) {
     Text text;
     context_init(&ctx);
     text_init(&text);
-    return text_or_error(&ctx, forge_text(&ctx, program, name, &text), &text);
+    Code code = forge_text(&ctx, program, name, &text);
+    return text_or_error(PyType_GetModuleState(Py_TYPE(object)), &ctx, code, &text);
 }
 
 /* Adds and drops the reference; false if there is none or the dict is full. */
@@ -286,9 +309,10 @@ static PyObject *program_report(PyObject *object, PyObject *unused) {
         const char *key;
         double value;
     } numbers[] = {
-        {"table_ms", p->table_ms}, {"passes_ms", p->passes_ms},     {"lower_ms", p->lower_ms},
-        {"alloc_ms", p->alloc_ms}, {"schedule_ms", p->schedule_ms}, {"pack_ms", p->pack_ms},
-        {"alpha", p->alpha},
+        {"table_ms", p->table_ms},       {"passes_ms", p->passes_ms},
+        {"lower_ms", p->lower_ms},       {"alloc_ms", p->alloc_ms},
+        {"schedule_ms", p->schedule_ms}, {"pack_ms", p->pack_ms},
+        {"npu_ms", p->npu_ms},           {"alpha", p->alpha},
     };
     PyObject *report = PyDict_New();
     if (!report) return NULL;
@@ -341,6 +365,19 @@ static PyMethodDef program_methods[] = {
      "for opaque values the object and 0. Returns the list of opaque outputs or None."},
     {"text", program_text, METH_O, "text(stage)\n--\n\nThe program as text, as it was at a stage of the compilation."},
     {"report", program_report, METH_NOARGS, "report()\n--\n\nWhat the compilation did, in times, counts and bytes."},
+    {"upgrade", program_upgrade, METH_NOARGS,
+     "upgrade()\n--\n\nCompiles the graphs with constant weights and swaps them in between calls; False if "
+     "stop_upgrade() ended it."},
+    {"stop_upgrade", program_stop_upgrade, METH_NOARGS,
+     "stop_upgrade()\n--\n\nEnds an upgrade after the graph that it is compiling, and all later ones."},
+    {"npu_report", program_npu_report, METH_NOARGS,
+     "npu_report()\n--\n\nSegments, floating-point operations by device, and the session on the device if there is "
+     "one."},
+    {"openvino_models", (PyCFunction)(void (*)(void))program_openvino_models, METH_VARARGS | METH_KEYWORDS,
+     "openvino_models(write, *, fold=True, precision='fp16', f32_types=False, f32_border=False, forms=None)\n--\n\n"
+     "The segments as OpenVINO models: calls write(kind, number, data) with \"xml\" and \"bin\" of each block and "
+     "\"weight\" of\n"
+     "each weight argument; returns the manifest."},
     {NULL, NULL, 0, NULL},
 };
 

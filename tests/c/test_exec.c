@@ -199,6 +199,11 @@ static void finish(Plan *p) {
         p->instrs[i].node = graph_node(p->g, (NodeId)(uintptr_t)p->instrs[i].node);
 }
 
+static Code create(Plan *p, int threads, bool pack, Executor **out) {
+    const ExecutorOptions options = {.kernels = test_kernel, .threads = threads, .pack = pack};
+    return executor_create(&p->ctx, &p->ir, &options, out);
+}
+
 /* --- host calls ------------------------------------------------------------------------------------------------- */
 typedef enum HostMode { HOST_ADDS, HOST_FAILS, HOST_STRIDED, HOST_ALIAS } HostMode;
 typedef struct TestHost {
@@ -284,7 +289,7 @@ static void test_chain(void) {
     Plan p;
     Executor *e;
     make_chain(&p);
-    CHECK_OK(&p.ctx, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_OK(&p.ctx, create(&p, 1, true, &e));
     CHECK_EQUAL(executor_packed_bytes(e), 0);
     check_chain(e, 1);
 #ifdef COUNTS_ALLOCATIONS
@@ -310,7 +315,7 @@ static void test_threads_and_fork(void) {
     Executor *e;
     pthread_t threads[4];
     make_chain(&p);
-    CHECK_OK(&p.ctx, executor_create(&p.ctx, &p.ir, test_kernel, 2, true, &e));
+    CHECK_OK(&p.ctx, create(&p, 2, true, &e));
     for (int i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, chain_thread, e) == 0);
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
 
@@ -335,15 +340,15 @@ static void test_not_runnable(void) {
     Executor *e;
     make_chain(&p);
     p.instrs[1].device = DEVICE_NPU;
-    CHECK_CODE(&p.ctx, CODE_UNSUPPORTED, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_CODE(&p.ctx, CODE_UNSUPPORTED, create(&p, 1, true, &e));
     CHECK(!e && strstr(p.ctx.text, "add (model.py:3 in forward)"));
     p.instrs[1].device = DEVICE_CPU;
     p.instrs[1].op = OP_sub;
-    CHECK_CODE(&p.ctx, CODE_UNSUPPORTED, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_CODE(&p.ctx, CODE_UNSUPPORTED, create(&p, 1, true, &e));
     CHECK(!e && strstr(p.ctx.text, "sub (model.py:3 in forward) has no host kernel"));
     p.instrs[1].op = OP_add;
     p.g->constants[0].data = NULL;
-    CHECK_CODE(&p.ctx, CODE_UNSUPPORTED, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_CODE(&p.ctx, CODE_UNSUPPORTED, create(&p, 1, true, &e));
     CHECK(!e && strstr(p.ctx.text, "'w'"));
     plan_close(&p);
 }
@@ -355,7 +360,7 @@ static void test_failing_kernel(void) {
     RegId x = input(&p, SPACE_INPUT, 0);
     instr1(&p, OP_embedding, x, x, SPACE_OUTPUT, 0);
     finish(&p);
-    CHECK_OK(&p.ctx, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_OK(&p.ctx, create(&p, 1, true, &e));
     float v[N] = {0}, y[N];
     for (int i = 0; i < 2; i++) {
         CHECK_CODE(&p.ctx, CODE_INDEX, executor_run(&p.ctx, e, (void *[]){v}, (void *[]){y}, NULL, NULL));
@@ -385,7 +390,7 @@ static void test_packing(void) {
             Plan p;
             Executor *e;
             make_linears(&p, other);
-            CHECK_OK(&p.ctx, executor_create(&p.ctx, &p.ir, test_kernel, threads, pack, &e));
+            CHECK_OK(&p.ctx, create(&p, threads, pack, &e));
             CHECK_EQUAL(executor_packed_bytes(e), pack ? 128 : 0); /* two weights, the shared one once */
             CHECK_OK(&p.ctx, executor_run(&p.ctx, e, (void *[]){x}, (void *[]){y[0], y[1], y[2]}, NULL, NULL));
             CHECK(y[0][0] == 51 && y[1][3] == 24 && y[2][1] == 52);
@@ -420,7 +425,7 @@ static void test_host(void) {
     TestHost h = {0};
     HostCalls calls = {test_host_call, test_release, test_retain, &h};
     make_host(&p);
-    CHECK_OK(&p.ctx, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_OK(&p.ctx, create(&p, 1, true, &e));
     CHECK_CODE(&p.ctx, CODE_INVALID, executor_run(&p.ctx, e, (void *[]){x}, (void *[]){y}, NULL, NULL));
     for (int i = 0; i < 3; i++) {
         h = (TestHost){0};
@@ -461,7 +466,7 @@ static void test_objects(void) {
     memcpy(p.outputs, outputs, sizeof outputs);
     p.ir.n_outputs = 3;
     finish(&p);
-    CHECK_OK(&p.ctx, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_OK(&p.ctx, create(&p, 1, true, &e));
     TestHost h = {0};
     HostCalls calls = {test_host_call, test_release, test_retain, &h};
     float given = 3;
@@ -480,7 +485,7 @@ static void test_cancel(void) {
     Plan p;
     Executor *e;
     make_chain(&p);
-    CHECK_OK(&p.ctx, executor_create(&p.ctx, &p.ir, test_kernel, 1, true, &e));
+    CHECK_OK(&p.ctx, create(&p, 1, true, &e));
     float x[N] = {0}, y[N];
     int countdown = 2;
     p.ctx.cancelled = stop;
@@ -498,7 +503,7 @@ static void test_memory_fails(void) {
         Executor *e;
         make_linears(&p, other);
         p.ctx.fail_allocation = n;
-        Code code = executor_create(&p.ctx, &p.ir, test_kernel, 2, true, &e);
+        Code code = create(&p, 2, true, &e);
         if (code == CODE_OK) code = executor_run(&p.ctx, e, (void *[]){x}, (void *[]){y[0], y[1], y[2]}, NULL, NULL);
         CHECK(code == CODE_OK || code == CODE_NO_MEMORY);
         executor_destroy(e);
