@@ -126,7 +126,7 @@ static Code constant_layer(Emitter *e, const WeightSource *source, const WireTyp
     const Instr *instr = e->instr;
     TRY(grow(e, *count, argument ? &l->cap_args : &l->cap_pieces, sizeof **items, (void **)items));
     e->instr = NULL; /* shared: it belongs to no single operator */
-    Code code = typed_layer(e, argument ? "Parameter" : "Constant", type, out);
+    Code code = typed_layer(e, argument ? "Parameter" : "Const", type, out);
     e->instr = instr;
     TRY(code);
     l->items[l->count - 1].piece = *count;

@@ -104,7 +104,7 @@ static Code write_parameter(Writer *w, Wire wire, const char *prefix, uint32_t n
 static Code write_layer(Writer *w, Layer *layer) {
     NpuModel *model = w->model;
     char data[1024], number[16];
-    if (layer->piece != UINT32_MAX) { /* Constant */
+    if (layer->piece != UINT32_MAX) { /* Const */
         const WeightSource *source = &w->e->layers->pieces[layer->piece].source;
         uint32_t p = model->n_pieces++;
         model->pieces[p] = *source;
@@ -129,7 +129,7 @@ static Code write_result(Writer *w, uint32_t k) {
     const Layer *producer = &l->items[from->layer];
     Text *xml = &w->model->xml;
     uint32_t id = w->next++;
-    text_add(xml, "<layer id=\"%u\" name=\"out%u\" type=\"Result\" version=\"opset1\"><input>", id, k);
+    text_add(xml, "<layer id=\"%u\" name=\"out%u\" type=\"Result\" version=\"opset1\" output_names=\"out%u\"><input>", id, k, k);
     add_port(xml, 0, &from->type, "");
     text_add(xml, "</input></layer>\n");
     text_add(&w->edges, "<edge from-layer=\"%u\" from-port=\"%u\" to-layer=\"%u\" to-port=\"0\"/>\n", producer->id,

@@ -1,0 +1,147 @@
+"""A torch function as OpenVINO IR by the C core, and that IR run by openvino on the CPU.
+
+The whole program becomes one block, wherever placement would have put its instructions; see tests/c/tools/emit_ir.c."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import forge_ugc
+from forge_ugc.lowering.outputs import Fresh
+from forge_ugc.table import Table
+from tests import cbuild
+
+DTYPES = {
+    "f16": np.float16, "f32": np.float32, "bool": np.bool_, "i8": np.int8, "u8": np.uint8, "i32": np.int32,
+    "i64": np.int64,
+}  # fmt: skip
+PRECISIONS = ("fp16", "w8a16", "w4a16")
+
+
+class Refused(Exception):
+    """The NPU does not take an operator; the text names each with its reason."""
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
+def _array(data: bytes, count: int) -> bytes:
+    return count.to_bytes(8, "little") + _padded(data)
+
+
+def _constant(row: Any, dims: Any) -> bytes:
+    first, rank = int(row["first_dim"]), int(row["rank"])
+    shape, strides = dims[first : first + rank].tolist(), dims[first + rank : first + 2 * rank].tolist()
+    size = [1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 8][int(row["dtype"])]
+    extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return ctypes.string_at(int(row["data"]), extent * size)
+
+
+def table_bytes(arrays: dict[str, Any]) -> bytes:
+    names = ("nodes", "values", "constants", "operands", "attrs", "dims", "outputs")
+    parts = [_array(arrays[name].tobytes(), len(arrays[name])) for name in names]
+    for name in ("strings", "sources"):
+        texts = [text.encode() + b"\0" for text in arrays[name]]
+        parts += [len(texts).to_bytes(8, "little"), *(_array(t, len(t)) for t in texts)]
+    for row in arrays["constants"]:
+        data = _constant(row, arrays["dims"])
+        parts.append(_array(data, len(data)))
+    return b"".join(parts)
+
+
+class Emitted:
+    """What the emitter made of a function: `xml` and `bin` files, and the function's results by openvino."""
+
+    def __init__(self, folder: Path, lines: list[str], outputs: list[Any]) -> None:
+        self.folder, self.xml = folder, folder / "model.xml"
+        self.ports = [line.split() for line in lines]
+        self.outputs = outputs
+
+    def run(self, args: Any, precision: str = "f32") -> list[torch.Tensor]:
+        """`args` as for the function. The results that the program makes, in the function's order."""
+        ov = pytest.importorskip("openvino")
+        core = ov.Core()
+        model = core.read_model(self.xml)
+        options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": 1}
+        request = core.compile_model(model, "CPU", options).create_infer_request()
+        leaves = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        inputs = [p for p in self.ports if p[0] == "in"]
+        for k, (_, index, dtype, *shape) in enumerate(inputs):
+            array = leaves[int(index)].detach().contiguous().numpy().astype(DTYPES[dtype])
+            tensor = ov.Tensor(array.reshape([int(n) for n in shape]))
+            assert list(model.inputs[k].shape) == [int(n) for n in shape]
+            assert model.inputs[k].get_any_name() == f"in{k}"
+            request.set_input_tensor(k, tensor)
+        data, at = (self.folder / "model.args").read_bytes(), 0
+        for k, (_, size) in enumerate(p for p in self.ports if p[0] == "arg"):
+            port = model.inputs[len(inputs) + k]
+            tensor = ov.Tensor(port.get_element_type(), port.get_shape())
+            assert tensor.byte_size == int(size) and port.get_any_name() == f"w{k}"
+            ctypes.memmove(tensor.data.ctypes.data, data[at : at + int(size)], int(size))
+            at += int(size)
+            request.set_input_tensor(len(inputs) + k, tensor)
+        request.infer()
+        made = []
+        for k, (_, _, dtype, *shape) in enumerate(p for p in self.ports if p[0] == "out"):
+            array = request.get_output_tensor(k).data
+            assert array.dtype == DTYPES[dtype] and list(array.shape) == [int(n) for n in shape]
+            assert f"out{k}" in model.outputs[k].names
+            made.append(torch.from_numpy(array.copy()))
+        return [made[i] for i in self.outputs]
+
+
+def emit(
+    function: Callable[..., Any], args: Any, *, f32: bool = True, border: bool | None = None, precision: str = "fp16",
+    forms: int | str = "default", arguments: bool = False,
+) -> Emitted:  # fmt: skip
+    """f32: constants and arithmetic in f32, else f16. border: ports in f32, default as `f32`. arguments: constants of
+    the graph as inputs. Raises Refused."""
+    border = f32 if border is None else border
+    found: list[dict[str, Any]] = []
+
+    def compile_table(self: Table, **options: Any) -> Any:
+        found.append({"bytes": table_bytes(self.arrays)})
+        return original(self, **options)
+
+    original = Table.compile
+    with mock.patch.object(Table, "compile", compile_table), torch.no_grad():
+        compiled = forge_ugc.compile(function, args, device="npu:plan:npu4000")
+    plan = next(iter(compiled._plans.values()))
+    folder = Path(tempfile.mkdtemp(prefix="forge-ir-"))
+    (folder / "table").write_bytes(found[-1]["bytes"])
+    program = cbuild.program(cbuild.ROOT / "tests" / "c" / "tools" / "emit_ir.c")
+    flags = [str(int(border)), str(int(f32)), str(PRECISIONS.index(precision)), str(forms), str(int(arguments))]
+    done = subprocess.run([program, folder / "table", folder / "model", *flags], capture_output=True, text=True)
+    if done.returncode == 2:
+        raise Refused(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"emit_ir: status {done.returncode}: {done.stderr}")
+    outputs = [user.index for user in plan.user if isinstance(user, Fresh)]
+    assert len(outputs) == len(plan.user), "the function returns what the program does not make"
+    return Emitted(folder, done.stdout.splitlines(), outputs)
+
+
+def check(function: Callable[..., Any], *args: Any, tolerance: float | None = None, f32: bool = True, **how: Any) -> Emitted:
+    """The IR gives eager's result: within 1e-4 in f32, `tolerance` (absolute and relative) in f16."""
+    emitted = emit(function, args, f32=f32, **how)
+    expected = [t for t in pytree.tree_leaves(function(*args)) if isinstance(t, torch.Tensor)]
+    got = emitted.run(args, "f32" if f32 else "f16")
+    tolerance = tolerance if tolerance is not None else 1e-4 if f32 else 2e-2
+    for want, have in zip(expected, got, strict=True):
+        if want.dtype == torch.bool:
+            assert torch.equal(want, have), (want, have)
+        else:
+            torch.testing.assert_close(have.double(), want.double(), atol=tolerance, rtol=tolerance, equal_nan=True)
+    return emitted
