@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import forge_ugc
-from forge_ugc.lowering.outputs import Fresh
+from forge_ugc.lowering.outputs import Alias, Fresh
 from forge_ugc.table import Table
 from tests import cbuild
 
@@ -99,7 +99,16 @@ class Emitted:
             assert array.dtype == DTYPES[dtype] and list(array.shape) == [int(n) for n in shape]
             assert f"out{k}" in model.outputs[k].names
             made.append(torch.from_numpy(array.copy()))
-        return [made[i] for i in self.outputs]
+        return [self._output(user, made) for user in self.outputs]
+
+    def _output(self, user: Any, made: list[torch.Tensor]) -> torch.Tensor:
+        if isinstance(user, Fresh):
+            return made[user.index]
+        assert isinstance(user, Alias) and isinstance(user.root, Fresh), "a result that the program does not make"
+        view = made[user.root.index]
+        for step in user.steps:
+            view = step(view)
+        return view
 
 
 def emit(
@@ -128,12 +137,12 @@ def emit(
         raise Refused(done.stdout)
     if done.returncode:
         raise RuntimeError(f"emit_ir: status {done.returncode}: {done.stderr}")
-    outputs = [user.index for user in plan.user if isinstance(user, Fresh)]
-    assert len(outputs) == len(plan.user), "the function returns what the program does not make"
-    return Emitted(folder, done.stdout.splitlines(), outputs)
+    return Emitted(folder, done.stdout.splitlines(), plan.user)
 
 
-def check(function: Callable[..., Any], *args: Any, tolerance: float | None = None, f32: bool = True, **how: Any) -> Emitted:
+def check(
+    function: Callable[..., Any], *args: Any, tolerance: float | None = None, f32: bool = True, **how: Any
+) -> Emitted:
     """The IR gives eager's result: within 1e-4 in f32, `tolerance` (absolute and relative) in f16."""
     emitted = emit(function, args, f32=f32, **how)
     expected = [t for t in pytree.tree_leaves(function(*args)) if isinstance(t, torch.Tensor)]

@@ -68,6 +68,8 @@ MUST_USE Code emit_bool(Emitter *e, bool value, Wire *out); /* rank 0 */
 /* What lies in the weights file, or an argument if the source's constant is one of block->weights. The element type
  * follows from source->dtype and ->i4; source->bytes is filled in. */
 MUST_USE Code emit_source(Emitter *e, const WeightSource *source, Wire *out);
+/* The same as an argument of the model in any case, for what the compiler takes better so. */
+MUST_USE Code emit_argument(Emitter *e, const WeightSource *source, Wire *out);
 
 /* Common operators. Operands broadcast as numpy's; types of results follow from the operands. */
 MUST_USE Code emit_unary(Emitter *e, const char *type, int opset, Wire x, Wire *out);

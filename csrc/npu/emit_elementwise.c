@@ -188,8 +188,8 @@ static Code binary(Emitter *e, Op op, Wire a, Wire b, Wire *out) {
     case OP_ne: return emit_compare(e, "NotEqual", a, b, out);
     case OP_lt: return emit_compare(e, "Less", a, b, out);
     case OP_le: return emit_compare(e, "LessEqual", a, b, out);
-    case OP_gt: return emit_compare(e, "Greater", a, b, out);
-    case OP_ge: return emit_compare(e, "GreaterEqual", a, b, out);
+    case OP_gt: return emit_compare(e, "Less", b, a, out); /* openvino's Greater is true for NaN */
+    case OP_ge: return emit_compare(e, "LessEqual", b, a, out);
     default: return unknown(e, op);
     }
 }

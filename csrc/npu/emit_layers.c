@@ -215,7 +215,7 @@ static Element source_element(const WeightSource *source) {
     }
 }
 
-Code emit_source(Emitter *e, const WeightSource *source, Wire *out) {
+static Code source_wire(Emitter *e, const WeightSource *source, bool argument, Wire *out) {
     WeightSource s = *source;
     WireType type = {.element = source_element(&s), .rank = s.rank};
     memcpy(type.shape, s.shape, s.rank * sizeof *s.shape);
@@ -223,8 +223,12 @@ Code emit_source(Emitter *e, const WeightSource *source, Wire *out) {
         return fail(e->ctx, CODE_INTERNAL, "a weight without a constant");
     if (s.part == WEIGHT_SCALES) type.shape[1] = 1;
     s.bytes = (count_of(&type) * elements[type.element].bits + 7) / 8;
-    return constant_layer(e, &s, &type, e->is_argument[s.constant], out);
+    return constant_layer(e, &s, &type, argument || e->is_argument[s.constant], out);
 }
+
+Code emit_source(Emitter *e, const WeightSource *source, Wire *out) { return source_wire(e, source, false, out); }
+
+Code emit_argument(Emitter *e, const WeightSource *source, Wire *out) { return source_wire(e, source, true, out); }
 
 /* --- common operators --------------------------------------------------------------------------------------------- */
 Code emit_unary(Emitter *e, const char *type, int opset, Wire x, Wire *out) {

@@ -129,7 +129,8 @@ static Code write_result(Writer *w, uint32_t k) {
     const Layer *producer = &l->items[from->layer];
     Text *xml = &w->model->xml;
     uint32_t id = w->next++;
-    text_add(xml, "<layer id=\"%u\" name=\"out%u\" type=\"Result\" version=\"opset1\" output_names=\"out%u\"><input>", id, k, k);
+    text_add(xml, "<layer id=\"%u\" name=\"out%u\" type=\"Result\" version=\"opset1\" output_names=\"out%u\"><input>",
+             id, k, k);
     add_port(xml, 0, &from->type, "");
     text_add(xml, "</input></layer>\n");
     text_add(&w->edges, "<edge from-layer=\"%u\" from-port=\"%u\" to-layer=\"%u\" to-port=\"0\"/>\n", producer->id,
