@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests import npu_ir
-from tests.npu_ir import Refused, check, emit
+from tests.npu_ir import check
 from tests.opcheck import tensor
 
 pytest.importorskip("openvino")
