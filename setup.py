@@ -9,12 +9,14 @@ Switches, read from the environment:
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 CSRC = Path("csrc")
 NOT_IN_MODULE = ("tool", "softnpu")  # rooms that build into programs or libraries of their own
@@ -97,6 +99,26 @@ class ParallelBuild(build_ext):
         )
 
 
+class WithSoftwareNpu(build_py):
+    """Puts the software NPU's sources into the package: forge_ugc/softnpu.py builds them where they are used."""
+
+    SOURCES = sorted((CSRC / "softnpu").glob("*.[ch]"))
+
+    def _targets(self) -> list[str]:
+        return [os.path.join(self.build_lib, "forge_ugc", "_softnpu", source.name) for source in self.SOURCES]
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # the checkout has them
+            return
+        for source, target in zip(self.SOURCES, self._targets(), strict=True):
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return [*super().get_outputs(include_bytecode), *([] if self.editable_mode else self._targets())]
+
+
 setup(
     ext_modules=[
         Extension(
@@ -107,5 +129,5 @@ setup(
             extra_link_args=["-pthread", *sanitizers()],
         )
     ],
-    cmdclass={"build_ext": ParallelBuild},
+    cmdclass={"build_ext": ParallelBuild, "build_py": WithSoftwareNpu},
 )

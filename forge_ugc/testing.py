@@ -1,6 +1,7 @@
-"""Comparing a compiled model with eager: for users' own tests.
+"""Comparing a compiled model with eager, and an NPU in software: for users' own tests.
 
 forge_ugc.testing.assert_fidelity(model, inputs)
+forge_ugc.testing.software_npu()
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch.utils import _pytree as pytree
 
 from .compile import _arguments, compile
 from .compiled import CompiledModel
+from .softnpu import SoftwareNpu as SoftwareNpu
+from .softnpu import software_npu as software_npu
 
 # (absolute, relative) by dtype; everything else must be equal
 TOLERANCE = {
