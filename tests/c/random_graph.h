@@ -135,7 +135,8 @@ static inline int64_t test_scratch(const Graph *g, const Node *node, int threads
 static inline Code random_npuir(Context *ctx, Arena *arena, Random *r, const RandomOptions *o, const char *target,
                                 Npuir **out) {
     Graph *g;
-    LowerOptions options = {.target = target_find(target), .traits = test_traits, .scratch = test_scratch, .threads = 2};
+    LowerOptions options = {
+        .target = target_find(target), .traits = test_traits, .scratch = test_scratch, .threads = 2};
     TRY(random_graph(ctx, arena, r, o, &g));
     return npuir_lower(ctx, arena, g, &options, out);
 }

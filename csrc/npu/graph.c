@@ -1,0 +1,454 @@
+/* Graphs: OpenVINO IR compiled by the driver, or a native blob from the cache. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "npu/cache.h"
+#include "npu/device_internal.h"
+
+/* --- the compiler's input --------------------------------------------------------------------------------------------
+ * u16 major, u16 minor: of the compiler, exactly; u32 number of what follows: xml, weights; each u64 bytes, then the
+ * bytes. Little endian, nothing aligned. */
+typedef struct Buffer {
+    uint8_t *data;
+    size_t bytes;
+} Buffer;
+
+static uint8_t *put(uint8_t *to, const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+    return to + bytes;
+}
+
+static Code make_input(Context *ctx, const NpuDevice *device, const NpuGraphDesc *desc, Buffer *out) {
+    size_t fixed = 4 + 4 + 8 + 8;
+    if (!desc->xml_bytes || desc->bin_bytes < 0 || (uint64_t)desc->bin_bytes > SIZE_MAX / 4 ||
+        desc->xml_bytes > SIZE_MAX / 4)
+        return fail(ctx, CODE_INTERNAL, "an IR of %zu and %lld bytes", desc->xml_bytes, (long long)desc->bin_bytes);
+    size_t bin_bytes = (size_t)desc->bin_bytes;
+    out->bytes = fixed + desc->xml_bytes + bin_bytes;
+    out->data = malloc(out->bytes);
+    if (!out->data)
+        return fail(ctx, CODE_NO_MEMORY, "out of memory for the compiler's input (%.1f MB)", (double)out->bytes / 1e6);
+    uint16_t version[2] = {(uint16_t)(device->facts.compiler >> 16), (uint16_t)(device->facts.compiler & 0xffff)};
+    uint32_t pieces = 2;
+    uint64_t xml = desc->xml_bytes, bin = bin_bytes;
+    uint8_t *to = put(out->data, version, sizeof version);
+    to = put(to, &pieces, sizeof pieces);
+    to = put(to, &xml, sizeof xml);
+    to = put(to, desc->xml, desc->xml_bytes);
+    to = put(to, &bin, sizeof bin);
+    return bin ? desc->fill(ctx, desc->user, to, desc->bin_bytes) : CODE_OK;
+}
+
+/* All that decides what a compiler makes. The weights dominate: several GB a second. */
+static Hash128 cache_key(const NpuDevice *device, const NpuGraphDesc *desc, const Buffer *input) {
+    Hash hash;
+    hash_init(&hash);
+    hash_add_piece(&hash, input->data, input->bytes); /* with the compiler's version */
+    hash_add_piece(&hash, desc->config, desc->config ? strlen(desc->config) : 0);
+    hash_add_piece(&hash, device->facts.driver_version, strlen(device->facts.driver_version));
+    hash_add_piece(&hash, device->facts.device_name, strlen(device->facts.device_name));
+    uint32_t numbers[] = {device->facts.device_id, device->facts.extension, device->facts.opset};
+    hash_add_piece(&hash, numbers, sizeof numbers);
+    return hash_done(&hash);
+}
+
+/* --- options
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/* KEY="VALUE" pairs separated by spaces. *text moves behind the pair; false at the end or (with *text not at the end)
+ * where that is not the form. */
+static bool next_option(const char **text, char *key, size_t key_bytes) {
+    const char *p = *text + strspn(*text, " ");
+    *text = p;
+    size_t n = strspn(p, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.");
+    if (!n || n >= key_bytes || p[n] != '=' || p[n + 1] != '"') return false;
+    const char *end = strchr(p + n + 2, '"');
+    if (!end || (end[1] && end[1] != ' ')) return false;
+    memcpy(key, p, n);
+    key[n] = 0;
+    *text = end + 1;
+    return true;
+}
+
+static Code check_options(Context *ctx, NpuDevice *device, const char *config) {
+    char key[128];
+    const char *p = config;
+    while (next_option(&p, key, sizeof key)) {
+        if (device->minor < 11) continue; /* the compiler itself will say */
+        ZeResult r = device->graphs->option_supported(device->device, ZE_OPTIONS_COMPILER, key, NULL);
+        if (r == ZE_DEVICE_LOST || r == ZE_OUT_OF_HOST_MEMORY)
+            return ze_fail(ctx, device, r, "asking for the compiler's option %s", key);
+        if (r == ZE_UNSUPPORTED_FEATURE)
+            return fail(ctx, CODE_INVALID, "the NPU compiler %u.%u of driver %s does not know the option %s",
+                        device->facts.compiler >> 16, device->facts.compiler & 0xffff, device->facts.driver_version,
+                        key);
+    }
+    if (*p) return fail(ctx, CODE_INVALID, "NPU options must be NAME=\"VALUE\" pairs, not: %s", p);
+    return CODE_OK;
+}
+
+/* The driver starts a compiler for each question, and a program's graphs have the same options: the last answer holds.
+ */
+static Code check_config(Context *ctx, NpuDevice *device, const char *config) {
+    if (!config || !*config) return CODE_OK;
+    pthread_mutex_lock(&device->lock);
+    bool known = device->checked_config && !strcmp(device->checked_config, config);
+    pthread_mutex_unlock(&device->lock);
+    if (known) return CODE_OK;
+    TRY(check_options(ctx, device, config));
+    char *copy = strdup(config);
+    pthread_mutex_lock(&device->lock);
+    free(device->checked_config);
+    device->checked_config = copy;
+    pthread_mutex_unlock(&device->lock);
+    return CODE_OK;
+}
+
+/* --- compiling
+ * --------------------------------------------------------------------------------------------------------- */
+
+/* The compiler's words; "" where there are none. */
+static void read_log(NpuDevice *device, ZeGraph graph, ZeBuildLog log, Text *out) {
+    const ZeGraphTable *t = device->graphs;
+    uint32_t n = 0;
+    ZeResult r = log ? t->log2(log, &n, NULL) : t->log(graph, &n, NULL);
+    char *text = r == ZE_SUCCESS && n && n < (1u << 28) ? malloc((size_t)n + 1) : NULL;
+    if (text) {
+        r = log ? t->log2(log, &n, text) : t->log(graph, &n, text);
+        if (r == ZE_SUCCESS) {
+            text[n] = 0;
+            text_add(out, "%s", text);
+        }
+        free(text);
+    }
+}
+
+/* Keeps a log that is too long for a message. False: it could not be. */
+static bool keep_log(const char *dir, const char *text, char *path, size_t path_bytes) {
+    int n = dir ? snprintf(path, path_bytes, "%s/last-failure.log", dir) : 0;
+    if (n <= 0 || (size_t)n >= path_bytes) return false;
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return false;
+    size_t bytes = strlen(text);
+    bool kept = write(fd, text, bytes) == (ssize_t)bytes;
+    return close(fd) == 0 && kept;
+}
+
+static Code compile_failed(Context *ctx, NpuDevice *device, ZeResult result, const NpuGraphDesc *desc,
+                           const char *log) {
+    enum { SHOWN = 700 };
+    NpuReason reason = ze_reason(result);
+    const char *what = desc->what ? desc->what : "a graph";
+    size_t n = strlen(log);
+    while (n && (log[n - 1] == '\n' || log[n - 1] == ' ')) n--;
+    if (reason == NPU_DEVICE_LOST || reason == NPU_NO_MEMORY || (reason != NPU_FAILED && !n))
+        return ze_fail(ctx, device, result, "compiling %.200s", what);
+    if (reason == NPU_FAILED) reason = NPU_COMPILE_FAILED;
+    if (!n)
+        return fail_device(ctx, reason, "the NPU compiler refused %.200s: %s (0x%x), without a message", what,
+                           ze_result_name(result), result);
+    if (n <= SHOWN)
+        return fail_device(ctx, reason, "the NPU compiler refused %.200s: %s (0x%x)\n%.*s", what,
+                           ze_result_name(result), result, (int)n, log);
+    char path[160];
+    bool kept = keep_log(desc->cache_dir, log, path, sizeof path);
+    return fail_device(ctx, reason, "the NPU compiler refused %.120s: %s (0x%x)\n%.*s\n... %zu bytes of %zu shown%s%s",
+                       what, ze_result_name(result), result, SHOWN - 100, log, (size_t)SHOWN - 100, n,
+                       kept ? "; all are in " : "", kept ? path : "");
+}
+
+/* Calls the newest function that the driver has. `log` gets what the compiler said when it fails; it is read on this
+ * thread at once, since drivers keep one a thread. */
+static ZeResult create(NpuDevice *device, int32_t format, const void *data, size_t bytes, const char *flags,
+                       uint32_t options, ZeGraph *out, Text *log) {
+    const ZeGraphTable *t = device->graphs;
+    ZeGraphDesc desc = {.type = ZE_TYPE_GRAPH_DESC_2,
+                        .format = format,
+                        .bytes = bytes,
+                        .data = data,
+                        .build_flags = flags,
+                        .flags = options};
+    ZeBuildLog handle = NULL;
+    ZeResult r;
+    *out = NULL;
+    if (device->minor >= 12) {
+        r = t->create3(device->context, device->device, &desc, out, &handle);
+    } else if (device->minor >= 5) {
+        r = t->create2(device->context, device->device, &desc, out);
+    } else {
+        desc.type = ZE_TYPE_GRAPH_DESC;
+        r = t->create(device->context, device->device, &desc, out);
+    }
+    if (r == ZE_SUCCESS && !*out) r = ZE_UNKNOWN;
+    if (r != ZE_SUCCESS) {
+        *out = NULL;
+        if (log && (handle || device->minor < 12)) read_log(device, NULL, handle, log);
+    }
+    if (handle) t->log_destroy(handle);
+    return r;
+}
+
+static Code compile(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, const Buffer *input, ZeGraph *out) {
+    Text flags, log;
+    text_init(&flags);
+    text_init(&log);
+    /* The types and layouts stand in the IR. */
+    text_add(&flags, "--inputs_precisions=\"\" --inputs_layouts=\"\" --outputs_precisions=\"\" --outputs_layouts=\"\"");
+    if (desc->config && *desc->config) text_add(&flags, " --config %s", desc->config);
+    Code code = text_done(ctx, &flags);
+    if (code == CODE_OK) {
+        uint32_t options = desc->cache_dir ? ZE_GRAPH_NO_DRIVER_CACHE : 0; /* once on disk is enough */
+        ZeResult r = create(device, ZE_GRAPH_IR, input->data, input->bytes, flags.data, options, out, &log);
+        if (r != ZE_SUCCESS) code = compile_failed(ctx, device, r, desc, log.data && !log.failed ? log.data : "");
+    }
+    text_destroy(&flags);
+    text_destroy(&log);
+    return code;
+}
+
+/* --- arguments
+ * ----------------------------------------------------------------------------------------------------------- */
+
+static bool element_type(int32_t element, DType *dtype, bool *i4) {
+    *i4 = false;
+    switch (element) {
+    case ZE_ELEMENT_FP32: *dtype = DTYPE_F32; return true;
+    case ZE_ELEMENT_FP16: *dtype = DTYPE_F16; return true;
+    case ZE_ELEMENT_BF16: *dtype = DTYPE_BF16; return true;
+    case ZE_ELEMENT_FP64: *dtype = DTYPE_F64; return true;
+    case ZE_ELEMENT_INT64: *dtype = DTYPE_I64; return true;
+    case ZE_ELEMENT_INT32: *dtype = DTYPE_I32; return true;
+    case ZE_ELEMENT_INT16: *dtype = DTYPE_I16; return true;
+    case ZE_ELEMENT_INT8: *dtype = DTYPE_I8; return true;
+    case ZE_ELEMENT_UINT8: *dtype = DTYPE_U8; return true;
+    case ZE_ELEMENT_BOOL: *dtype = DTYPE_BOOL; return true;
+    case ZE_ELEMENT_INT4:
+    case ZE_ELEMENT_UINT4:
+        *dtype = DTYPE_U8;
+        *i4 = true;
+        return true;
+    default: return false;
+    }
+}
+
+/* "in0", "w12" or "out3", as the emitter names them. */
+static bool is_ours(const char *name, bool output) {
+    size_t stem = output ? 3 : name[0] == 'w' ? 1 : 2;
+    if (strncmp(name, output ? "out" : name[0] == 'w' ? "w" : "in", stem)) return false;
+    size_t digits = strspn(name + stem, "0123456789");
+    return digits && !name[stem + digits];
+}
+
+/* Drivers give the operator's name and the tensor's names; for a result the operator is the one that made it. */
+static const char *argument_name(ZeGraphArgument *a) {
+    bool output = a->direction == ZE_ARGUMENT_OUTPUT;
+    uint32_t n = a->n_tensor_names < ZE_ARGUMENT_NAMES ? a->n_tensor_names : ZE_ARGUMENT_NAMES;
+    a->name[ZE_NAME_MAX - 1] = a->friendly_name[ZE_NAME_MAX - 1] = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        a->tensor_names[i][ZE_NAME_MAX - 1] = 0;
+        if (is_ours(a->tensor_names[i], output)) return a->tensor_names[i];
+    }
+    if (is_ours(a->friendly_name, output)) return a->friendly_name;
+    if (is_ours(a->name, output) || !n) return a->name;
+    return a->tensor_names[0];
+}
+
+static Code read_argument(Context *ctx, NpuGraph *graph, uint32_t index, ZeGraphArgument *a, const char *what) {
+    memset(a, 0, sizeof *a);
+    a->type = ZE_TYPE_GRAPH_ARGUMENT_3;
+    ZeResult r = graph->device->graphs->argument3(graph->graph, index, a);
+    if (r != ZE_SUCCESS) return ze_fail(ctx, graph->device, r, "reading argument %u of %.200s", index, what);
+    NpuArgument *out = &graph->arguments[index];
+    const char *name = argument_name(a);
+    snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, name);
+    out->output = a->direction == ZE_ARGUMENT_OUTPUT;
+    if (!element_type(a->device_element, &out->dtype, &out->i4) || a->rank > ZE_ARGUMENT_DIMS)
+        return fail_device(ctx, NPU_COMPILE_FAILED, "%.200s: argument %.64s has element type %d and rank %u on the NPU",
+                           what, name, a->device_element, a->rank);
+    out->rank = (uint8_t)a->rank;
+    uint64_t count = 1;
+    for (uint32_t k = 0; k < a->rank; k++) {
+        out->shape[k] = a->dims[k];
+        if (__builtin_mul_overflow(count, (uint64_t)a->dims[k], &count) || count > INT64_MAX / 16)
+            return fail_device(ctx, NPU_COMPILE_FAILED, "%.200s: argument %.64s is too large", what, name);
+    }
+    out->bytes = (int64_t)(out->i4 ? (count + 1) / 2 : count * dtype_size(out->dtype));
+    return CODE_OK;
+}
+
+static Code read_arguments(Context *ctx, NpuGraph *graph, const char *what) {
+    ZeGraphProperties properties = {.type = ZE_TYPE_GRAPH_PROPERTIES};
+    ZeResult r = graph->device->graphs->properties(graph->graph, &properties);
+    if (r != ZE_SUCCESS) return ze_fail(ctx, graph->device, r, "reading the properties of %.200s", what);
+    uint32_t n = properties.arguments;
+    graph->arguments = calloc((size_t)n + 1, sizeof *graph->arguments);
+    ZeGraphArgument *a = malloc(sizeof *a);
+    if (!graph->arguments || !a) {
+        free(a);
+        return fail(ctx, CODE_NO_MEMORY, "out of memory for %u graph arguments", n);
+    }
+    graph->n_arguments = n;
+    Code code = CODE_OK;
+    for (uint32_t i = 0; i < n && code == CODE_OK; i++) code = read_argument(ctx, graph, i, a, what);
+    free(a);
+    return code;
+}
+
+/* --- initialising
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static Code initialize(Context *ctx, NpuGraph *graph, const char *what) {
+    NpuDevice *device = graph->device;
+    if (device->minor < 8) return npu_list_initialize(ctx, device, graph->graph, what);
+    ZeGraphProperties properties = {.type = ZE_TYPE_GRAPH_PROPERTIES_2};
+    ZeResult r = device->graphs->properties2(graph->graph, &properties);
+    if (r != ZE_SUCCESS) return ze_fail(ctx, device, r, "reading the properties of %.200s", what);
+    if (properties.stages & ZE_GRAPH_INIT_DIRECT) {
+        r = device->graphs->initialize(graph->graph);
+        if (r != ZE_SUCCESS) return ze_fail(ctx, device, r, "loading %.200s onto the device", what);
+    }
+    if (properties.stages & ZE_GRAPH_INIT_BY_LIST) {
+        TRY(npu_list_initialize(ctx, device, graph->graph, what));
+    } else if (graph->blob) { /* copied to the device; until then the driver read the caller's memory */
+        free(graph->blob);
+        graph->blob = NULL;
+    }
+    return CODE_OK;
+}
+
+/* --- the whole
+ * --------------------------------------------------------------------------------------------------------------- */
+
+/* An entry that this driver takes. It may refuse one: of another firmware, or damaged before it was written. */
+static Code load_cached(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, Hash128 key, bool *hit) {
+    size_t bytes;
+    *hit = false;
+    if (!cache_load(desc->cache_dir, key, &graph->blob, &bytes)) return CODE_OK;
+    ZeResult r = create(graph->device, ZE_GRAPH_NATIVE, graph->blob, bytes, "", 0, &graph->graph, NULL);
+    if (r == ZE_SUCCESS) {
+        graph->blob_bytes = (int64_t)bytes;
+        *hit = true;
+        return CODE_OK;
+    }
+    free(graph->blob);
+    graph->blob = NULL;
+    NpuReason reason = ze_reason(r);
+    if (reason == NPU_DEVICE_LOST || reason == NPU_NO_MEMORY)
+        return ze_fail(ctx, graph->device, r, "loading %.200s", desc->what ? desc->what : "a graph");
+    cache_remove(desc->cache_dir, key);
+    return CODE_OK;
+}
+
+static void store(NpuGraph *graph, const char *dir, Hash128 key) {
+    const ZeGraphTable *t = graph->device->graphs;
+    size_t bytes = 0;
+    const uint8_t *view = NULL;
+    uint8_t *copy = NULL;
+    if (graph->device->minor >= 7) {
+        if (t->native_binary2(graph->graph, &bytes, &view) != ZE_SUCCESS) return;
+    } else if (t->native_binary(graph->graph, &bytes, NULL) == ZE_SUCCESS && bytes && (copy = malloc(bytes))) {
+        if (t->native_binary(graph->graph, &bytes, copy) == ZE_SUCCESS) view = copy;
+    }
+    if (view && bytes) {
+        cache_store(dir, key, view, bytes);
+        graph->blob_bytes = (int64_t)bytes;
+    }
+    free(copy);
+}
+
+static Code finish(Context *ctx, NpuGraph *graph, const char *what) {
+    TRY(read_arguments(ctx, graph, what));
+    return initialize(ctx, graph, what);
+}
+
+static void unload(NpuGraph *graph) {
+    if (graph->graph && npu_device_mine(graph->device)) graph->device->graphs->destroy(graph->graph);
+    free(graph->arguments);
+    free(graph->blob);
+    graph->graph = NULL;
+    graph->arguments = NULL;
+    graph->blob = NULL;
+    graph->n_arguments = 0;
+    graph->blob_bytes = 0;
+}
+
+/* From the cache, if *hit afterwards. An entry may also turn out to be of other firmware when it is loaded. */
+static Code try_cache(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, Hash128 key, bool *hit) {
+    TRY(load_cached(ctx, graph, desc, key, hit));
+    if (!*hit) return CODE_OK;
+    Code code = finish(ctx, graph, desc->what ? desc->what : "a graph");
+    if (code != CODE_DEVICE || ctx->reason == NPU_DEVICE_LOST || ctx->reason == NPU_NO_MEMORY) return code;
+    unload(graph);
+    cache_remove(desc->cache_dir, key);
+    *hit = false;
+    ctx->code = CODE_OK;
+    return CODE_OK;
+}
+
+static Code fill_graph(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, const Buffer *input, bool *hit) {
+    Hash128 key = {0, 0};
+    if (desc->cache_dir) {
+        key = cache_key(graph->device, desc, input);
+        TRY(try_cache(ctx, graph, desc, key, hit));
+        if (*hit) return CODE_OK;
+    }
+    TRY(check_cancelled(ctx));
+    TRY(compile(ctx, graph->device, desc, input, &graph->graph));
+    if (desc->cache_dir) store(graph, desc->cache_dir, key);
+    return finish(ctx, graph, desc->what ? desc->what : "a graph");
+}
+
+Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, NpuGraph **out, bool *from_cache) {
+    *out = NULL;
+    if (from_cache) *from_cache = false;
+    TRY(npu_device_usable(ctx, device));
+    TRY(check_config(ctx, device, desc->config));
+    NpuGraph *graph = calloc(1, sizeof *graph);
+    if (!graph) return fail(ctx, CODE_NO_MEMORY, "out of memory for a graph");
+    graph->device = npu_device_ref(device);
+    pthread_mutex_init(&graph->lock, NULL);
+    Buffer input = {NULL, 0};
+    bool hit = false;
+    Code code = make_input(ctx, device, desc, &input);
+    if (code == CODE_OK) code = fill_graph(ctx, graph, desc, &input, &hit);
+    free(input.data);
+    if (code != CODE_OK) {
+        npu_graph_destroy(graph);
+        return code;
+    }
+    if (from_cache) *from_cache = hit;
+    *out = graph;
+    return CODE_OK;
+}
+
+void npu_graph_destroy(NpuGraph *graph) {
+    if (!graph) return;
+    unload(graph);
+    pthread_mutex_destroy(&graph->lock);
+    npu_device_unref(graph->device);
+    free(graph);
+}
+
+uint32_t npu_graph_arguments(const NpuGraph *graph) { return graph->n_arguments; }
+
+const NpuArgument *npu_graph_argument(const NpuGraph *graph, uint32_t index) {
+    return index < graph->n_arguments ? &graph->arguments[index] : NULL;
+}
+
+int64_t npu_graph_blob_bytes(NpuGraph *graph) {
+    if (!npu_device_mine(graph->device)) return 0;
+    pthread_mutex_lock(&graph->lock);
+    if (!graph->blob_bytes) {
+        size_t bytes = 0;
+        if (graph->device->graphs->native_binary(graph->graph, &bytes, NULL) == ZE_SUCCESS)
+            graph->blob_bytes = (int64_t)bytes;
+    }
+    int64_t bytes = graph->blob_bytes;
+    pthread_mutex_unlock(&graph->lock);
+    return bytes;
+}
