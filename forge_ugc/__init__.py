@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._core import VERSION as __version__
+from ._core import NpuError
 from .compile import compile
 from .compiled import CompiledModel
-from .errors import CompileError, FallbackError, FallbackWarning
+from .errors import CompileError, FallbackError, FallbackWarning, NpuWarning
 from .report import Report
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ __all__ = [
     "CompiledModel",
     "FallbackError",
     "FallbackWarning",
+    "NpuError",
+    "NpuWarning",
     "Report",
     "__version__",
     "bisect_passes",

@@ -13,6 +13,7 @@ from .capture import Captured, Node
 from .compile import _arguments, _capture, _options
 from .compiled import CompiledModel, Options, Plan
 from .lowering import lower_all
+from .npu import HOST
 from .specialise import Symbols
 from .testing import TOLERANCE, Difference, differences
 
@@ -59,7 +60,7 @@ def bisect_passes(
     `passes` as for `compile`. Floats agree within `tolerance`: dtype -> (absolute, relative).
     """
     bounds = {**TOLERANCE, **(tolerance or {})}
-    wanted = _options("cpu", passes, alpha, False, False, None)
+    wanted = _options(HOST, passes, alpha, False, False, None)
     args, kwargs = _arguments(example_inputs, example_kwargs)
     captured, example, _ = _capture(model, *copy.deepcopy((args, kwargs)), None)
     reference = model.module() if isinstance(model, torch.export.ExportedProgram) else model
@@ -79,13 +80,13 @@ def bisect_passes(
                 value.copy_(state[name])
 
     eager = run(reference)
-    previous = _options("cpu", "none", alpha, False, False, None)
+    previous = _options(HOST, "none", alpha, False, False, None)
     restore()
     whole = CompiledModel(model, captured, wanted, copy.deepcopy(example))
     names = [p["name"] for p in next(iter(whole._plans.values())).program.report()["passes"]]
     for count in range(len(names) + 1):
         prefix = ",".join(names[:count]) or "none"
-        options = _options("cpu", prefix, alpha, False, False, None)
+        options = _options(HOST, prefix, alpha, False, False, None)
         compiled = CompiledModel(model, captured, options, copy.deepcopy(example))
         found = differences(eager, run(compiled), bounds)
         restore()

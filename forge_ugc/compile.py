@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _core
+from . import _core, npu
 from .capture import Captured, capture_export
 from .compiled import CompiledModel, Options
 from .containers import check_cache, register_caches, register_dataclasses
@@ -29,7 +31,8 @@ def compile(
     example_inputs: Any = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
-    device: str = "auto",
+    device: Any = "auto",
+    precision: str = "auto",
     passes: str = "default",
     alpha: float = 1.0,
     autotune: bool = False,
@@ -38,22 +41,36 @@ def compile(
     capture: str = "auto",
     num_threads: int | None = None,
     progress: bool | None = None,
+    fold: str | bool = "auto",
+    npu_options: Mapping[str, Any] | None = None,
 ) -> CompiledModel:
     """Compiles `model` for inputs like the example's.
 
     model: nn.Module, function, or torch.export.ExportedProgram. It is neither changed nor run.
     example_inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; any pytree inside.
-    device: "auto" or "cpu" (run on the host), "npu:plan" or "npu:plan:<target>" (plan for an NPU, without running).
+    device: "auto" (the NPU where one is usable, else the host; `report["device_reason"]` says which and why), "cpu",
+        "npu" (NpuError where there is none), "npu:plan[:target]" (plan for an NPU, without running) or
+        "npu:emulate[:target]" (on the host, in the NPU's numbers).
+    precision: what the NPU computes in: "fp16" (weights and activations; what "auto" takes), "w8a16" or "w4a16"
+        (weights of linear layers in 8 or 4 bits, a scale for each output). "fp32" keeps to the host.
     passes: pass names in order ("dce,cse,fold"), "default" or "none". alpha: 0..1, how far operator fusion goes.
     strict: raise FallbackError instead of running operators through torch that C does not know.
     dynamic_shapes: as for torch.export; a call with other sizes is then specialised from the same capture.
     capture: "auto" records forward() where that is certain to give what torch.export would, in a tenth of the time, and
         exports where it is not (`report["capture"]` says which, "capture_declined" why); "export" always exports.
     num_threads: default torch.get_num_threads(). progress: show a spinner; None: on a terminal if it takes long.
+    fold: compile repeated blocks once for the NPU, with their weights as arguments. "auto" returns with such graphs and
+        compiles graphs with constant weights, which are faster to run, in the background (`wait()`); True keeps to the
+        first, False waits for the second.
+    npu_options: "types" and "border": "f16" or "f32", of the graphs' constants and of what crosses the NPU's border;
+        "config": options of the graph compiler, as in {"PERFORMANCE_HINT": "LATENCY"}; "cache": False keeps compiled
+        graphs out of the disk cache (FORGE_CACHE_DIR).
 
-    Raises CompileError (a RuntimeError) where the model cannot be captured, with the user's source line.
+    Raises CompileError (a RuntimeError) where the model cannot be captured, with the user's source line; NpuError (a
+    RuntimeError with `reason`) where device="npu" has no NPU or its compiler refuses a graph.
     """
-    options = _options(str(device), passes, alpha, autotune, strict, num_threads)
+    choice = npu.choose(str(device), precision, fold, npu_options)
+    options = _options(choice, passes, alpha, autotune, strict, num_threads)
     if capture not in ("auto", "export"):
         raise ValueError(f'unknown capture {capture!r}; use "auto" or "export"')
     args, kwargs = _arguments(example_inputs, example_kwargs)
@@ -67,7 +84,7 @@ def compile(
         captured_at = time.perf_counter()
         if meta and options.executable:
             why = "the model was compiled from meta tensors, which have no values: its plan can be read, not run"
-            options = Options(**{**options.__dict__, "executable": False, "why_not": why})
+            options = replace(options, executable=False, why_not=why)
         compiled = CompiledModel(model, captured, options, example)
         end = time.perf_counter()
     compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)
@@ -80,22 +97,15 @@ def compile(
     return compiled
 
 
-def _options(device: str, passes: str, alpha: float, autotune: bool, strict: bool, threads: int | None) -> Options:
+def _options(
+    choice: npu.Choice, passes: str, alpha: float, autotune: bool, strict: bool, threads: int | None
+) -> Options:
     why_not = ""
-    if device in ("auto", "cpu"):
-        target = "cpu"
-    elif device == "npu":
-        raise RuntimeError(
-            'this version does not dispatch to an NPU; device="npu:plan" plans for one, device="cpu" runs on the host'
+    if choice.npu is not None and choice.npu.mode == "none":
+        why_not = (
+            f'compiled with device={choice.device!r}: only the plan exists; compile with device="cpu" or "npu:emulate" '
+            "to run"
         )
-    elif device == "npu:plan" or device.startswith("npu:plan:"):
-        known = [t for t in _core.targets() if t.startswith("npu")]
-        target = device.removeprefix("npu:plan").removeprefix(":") or ("npu4000" if "npu4000" in known else known[-1])
-        if target not in known:
-            raise ValueError(f"unknown NPU target {target!r}; known are {', '.join(known)}")
-        why_not = f'compiled with device={device!r}: only the plan exists; compile with device="cpu" to run'
-    else:
-        raise ValueError(f'unknown device {device!r}; use "auto", "cpu", "npu:plan" or "npu:plan:<target>"')
     if not isinstance(passes, str):
         raise TypeError(f'passes: expected names in one string, as in "dce,cse,fold", given {passes!r}')
     known = [name for name, _ in _core.passes()]
@@ -107,8 +117,7 @@ def _options(device: str, passes: str, alpha: float, autotune: bool, strict: boo
     threads = torch.get_num_threads() if threads is None else operator.index(threads)
     if threads < 1:
         raise ValueError(f"num_threads must be positive, given {threads}")
-    shown = "cpu" if target == "cpu" else f"npu:plan:{target}"
-    return Options(shown, target, target == "cpu", why_not, passes, float(alpha), bool(autotune), bool(strict), threads)
+    return Options(choice, not why_not, why_not, passes, float(alpha), bool(autotune), bool(strict), threads)
 
 
 def _arguments(example_inputs: Any, example_kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -178,7 +187,8 @@ def _report(compiled: CompiledModel, captured: Captured, options: Options, captu
     plan = next(iter(compiled._plans.values()))
     core = plan.program.report()
     lowered = plan.lowered
-    inside = sum(core[k] for k in ("table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "pack_ms"))
+    parts = ("table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "npu_ms", "pack_ms")
+    inside = sum(core[k] for k in parts)
     return Report(
         core,
         capture_ms=capture_s * 1e3,
@@ -189,7 +199,7 @@ def _report(compiled: CompiledModel, captured: Captured, options: Options, captu
         capture_declined=captured.declined,
         fallbacks=[{"op": f.op, "count": f.count, "where": f.where} for f in lowered.fallbacks],
         borrowed_bytes=lowered.table.borrowed_bytes,
-        device=options.device,
+        live=weakref.WeakMethod(compiled._live),
         sources=lowered.table.arrays["sources"],
     )
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
+import time
 import warnings
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +15,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from . import npu
+from ._core import NpuError
 from .capture import Captured, Kind, TensorMeta
 from .containers import SameContainer
-from .errors import CompileError
+from .errors import CompileError, NpuWarning
 from .lowering import Lowered, lower
 from .lowering.outputs import Fresh, Known
 from .overlap import written_overlap
@@ -31,8 +36,7 @@ _CACHE = 16  # programs for different shapes that are kept
 class Options:
     """What `compile` was asked for."""
 
-    device: str
-    target: str
+    choice: npu.Choice
     executable: bool
     why_not: str  # why it cannot be called, if so
     passes: str
@@ -43,11 +47,17 @@ class Options:
 
 
 class Plan:
-    """A program for one set of shapes."""
+    """A program for one set of shapes. What fails on the NPU goes to the host, unless device="npu" forbids it."""
 
     def __init__(self, options: Options, lowered: Lowered) -> None:
         self.lowered = lowered
-        self.program = self.compile(options)
+        self.upgrade: npu.Upgrade | None = None
+        self._options = options
+        self._lock = threading.Lock()
+        try:
+            self._use(options.choice)
+        except NpuError as error:
+            self._use_host(error)
         self.sources = self.lowered.inputs
         plan = self.lowered.plan
         self.out_types = [(v.shape, v.dtype) for v in plan.values]
@@ -81,9 +91,62 @@ class Plan:
             inputs.append(t.data_ptr())
         return inputs, keep
 
+    def _use(self, choice: npu.Choice) -> None:
+        """Compiles for `choice`, and sees to the second tier."""
+        self.program, self.device = self._compile(replace(self._options, choice=choice))
+        self.choice = choice
+        settings = choice.npu
+        if settings is None or settings.mode != "dispatch" or not self._options.executable:
+            return
+        report = self.program.npu_report()
+        if not report["segments"]:
+            self.choice = replace(choice, reason=f"{choice.reason}, but nothing of the model is placed on it")
+            if settings.required:
+                warnings.warn('device="npu": nothing of the model is placed on the NPU', NpuWarning, stacklevel=2)
+        elif settings.fold == "auto" and report["weight_bytes"]:
+            self.upgrade = npu.upgrade_later(self)
+
+    def _use_host(self, error: NpuError) -> None:
+        settings = self._options.choice.npu
+        if settings is None or settings.required:
+            raise error
+        reason = f"the NPU failed ({error.reason}): {npu.first_line(error)}"
+        warnings.warn(f"{reason}; the model runs on the host", NpuWarning, stacklevel=2)
+        self.upgrade = None
+        self._use(replace(npu.HOST, reason=reason))
+
+    def run(self, inputs: list[Any], outputs: list[int]) -> Any:
+        """Runs the program. A lost device is opened again once; then, if it may, the host takes over."""
+        for attempt in range(3):
+            program = self.program
+            try:
+                return program.run(inputs, outputs, self.host)
+            except NpuError as error:
+                self._recover(program, error, attempt)
+        return self.program.run(inputs, outputs, self.host)
+
+    def _recover(self, failed: Any, error: NpuError, attempt: int) -> None:
+        with self._lock:
+            if self.program is not failed:  # another thread has been here
+                return
+            if error.reason == "device-lost" and attempt == 0:
+                npu.forget(self.device)
+                try:
+                    return self._use(self._options.choice)
+                except NpuError as again:
+                    error = again
+            self._use_host(error)
+
+    def _compile(self, options: Options) -> tuple[Any, Any]:
+        """(program, device that it is dispatched to)."""
+        extra: dict[str, Any] = {}
+        if options.choice.npu is not None:
+            extra = options.choice.npu.arguments() if options.executable else {"npu_mode": "none"}
+        return self.compile(options, **extra), extra.get("device")
+
     def compile(self, options: Options, **changes: Any) -> Any:
         settings: dict[str, Any] = {
-            "target": options.target,
+            "target": options.choice.target,
             "passes": options.passes,
             "alpha": options.alpha,
             "autotune": options.autotune,
@@ -111,7 +174,6 @@ class CompiledModel:
         self._signature = captured.signature
         self._lock = threading.RLock()
         self._warned_grad = False
-        self.device = options.device
         self._read_inputs(captured)
         written = {w.writes for w in captured.writes}
         slots = {(id(s.where), s.key): s for i, s in captured.slots.items() if i not in written}
@@ -122,8 +184,9 @@ class CompiledModel:
         self._written_slots = [captured.slots[i] for i in written if i in captured.slots]
         self._check_apart(example, list(captured.slots.values()), CompileError)
         self._example_shapes = self._key(example)
-        symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
-        self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: self._make_plan(symbols)})
+        self._example_symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
+        first = self._make_plan(self._example_symbols)
+        self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: first})
         self._pack = _packer(captured.out_spec)
 
     def _read_inputs(self, captured: Captured) -> None:
@@ -192,10 +255,10 @@ class CompiledModel:
         inputs, keep = plan.gather(leaves)
         if not plan.any_opaque:
             results: list[Any] = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in plan.out_types]
-            plan.program.run(inputs, [t.data_ptr() for t in results], plan.host)
+            plan.run(inputs, [t.data_ptr() for t in results])
         else:
             results = [0 if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
-            objects = plan.program.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results], plan.host)
+            objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results])
             results = [
                 o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types, strict=True)
             ]
@@ -316,6 +379,75 @@ class CompiledModel:
             if not self._symbolic.dynamic or not keys:
                 self._plans[None] = self._make_plan(Symbols())
 
+    # --- the NPU ------------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> str:
+        """Where it runs now: "cpu", "npu", or as it was planned or emulated ("npu:plan:npu4000")."""
+        plan = self._kept()
+        return (plan or self._options).choice.device
+
+    def _kept(self) -> Plan | None:
+        """The program that was used longest ago; None: changed weights have dropped all, and nothing called since."""
+        with self._lock:
+            return next(iter(self._plans.values()), None)
+
+    def _now(self) -> Plan:
+        """The same; there always is one."""
+        with self._lock:
+            if not self._plans:
+                self._plans[self._example_shapes] = self._make_plan(self._example_symbols)
+            return next(iter(self._plans.values()))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for graphs that are compiled in the background (`fold="auto"`), at most `timeout` seconds.
+
+        True: nothing is being compiled any more; `report["tier"]` says what runs. A compilation that failed gives an
+        NpuWarning, and the graphs that were there go on serving.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            upgrades = [plan.upgrade for plan in self._plans.values() if plan.upgrade is not None]
+        for upgrade in upgrades:
+            if not upgrade.wait(None if end is None else max(0.0, end - time.monotonic())):
+                return False
+            if upgrade.error is not None:
+                warnings.warn(
+                    f"the NPU's graphs with constant weights could not be compiled, the folded ones go on serving: "
+                    f"{npu.first_line(upgrade.error)}",
+                    NpuWarning,
+                    stacklevel=2,
+                )
+        return True
+
+    def save_openvino_ir(self, folder: str | os.PathLike[str], fold: bool = True) -> dict[str, Any]:
+        """Writes what runs on the NPU as OpenVINO models into `folder`, which is made; returns the manifest.
+
+        block_000.xml and .bin, ...: the distinct graphs; weights.bin: weights that are arguments (`fold=True`; with
+        False every segment is one graph with its weights inside); manifest.json: which graph is called with what, in
+        order. Works for device="npu", "npu:plan" and "npu:emulate". RuntimeError if nothing is placed on an NPU,
+        ValueError for weights without values (meta tensors).
+        """
+        from .openvino import save
+
+        return save(self, folder, fold)
+
+    def _live(self) -> dict[str, Any]:
+        """What the report says of now."""
+        plan = self._kept()
+        choice = (plan or self._options).choice
+        report = plan.program.npu_report() if plan is not None and choice.npu is not None else None
+        if report is not None and plan is not None and plan.upgrade is not None and plan.upgrade.error is not None:
+            report["upgrade_error"] = npu.first_line(plan.upgrade.error)
+        return {
+            "device": choice.device,
+            "device_reason": choice.reason,
+            "target": choice.target,
+            "precision": choice.precision,
+            "npu": report,
+            "tier": report.get("tier") if report else None,
+        }
+
     # --- looking inside -----------------------------------------------------------------------------------------------
 
     def ir(self, stage: str = "final") -> str:
@@ -333,8 +465,10 @@ class CompiledModel:
         with self._lock:
             program = getattr(self, "_text_program", None)
             if program is None:
-                plan = next(iter(self._plans.values()))
-                program = self._text_program = plan.compile(self._options, keep_text=True, executable=False, pack=False)
+                plan = self._now()
+                program = self._text_program = plan.compile(
+                    replace(self._options, choice=plan.choice), keep_text=True, executable=False, pack=False
+                )
             return program
 
     def __repr__(self) -> str:
@@ -372,6 +506,7 @@ class CompiledModel:
             other._plans = OrderedDict()
             other.__dict__.pop("_text_program", None)
         other.refresh()
+        other.report = self.report.follow(weakref.WeakMethod(other._live))
         return other
 
     def __reduce__(self) -> Any:

@@ -31,6 +31,10 @@ class FallbackWarning(UserWarning):
     """Some operators run through torch (`host.aten`); given once a compile."""
 
 
+class NpuWarning(UserWarning):
+    """Something that was meant for the NPU runs on the host, or as it did before; the text names the cause."""
+
+
 @functools.lru_cache(maxsize=65536)
 def source_of(stack_trace: str | None) -> str:
     """The innermost frame of a stack trace that is not torch's own, as "file.py:12 in forward"; "" if unknown."""

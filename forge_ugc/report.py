@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,15 @@ class Report:
     `nodes_captured` is torch.export's count. After a fast capture (`capture` is "fast") it is found by exporting when
     it is first asked for, by `to_dict()` too; None if torch.export cannot capture the model. `capture_declined` says
     why capture="auto" took torch.export.
+
+    `device`, `device_reason`, `precision`, `tier` (0: folded graphs, 1: graphs with constant weights; None without an
+    NPU) and `npu` (segments, blocks, compile times) are those of now: they follow what happens after compiling.
     """
 
     def __init__(
         self, core: dict[str, Any], *, capture_ms: float, table_ms: float, total_ms: float, capture: str,
         capture_declined: str, nodes_captured: int, fallbacks: list[dict[str, Any]],
-        borrowed_bytes: int, device: str, sources: list[str],
+        borrowed_bytes: int, live: weakref.ReferenceType[Callable[[], dict[str, Any]]], sources: list[str],
     ) -> None:  # fmt: skip
         phases = {
             "capture_ms": capture_ms,
@@ -30,6 +34,7 @@ class Report:
             "lower_ms": core["lower_ms"],
             "alloc_ms": core["alloc_ms"],
             "schedule_ms": core["schedule_ms"],
+            "npu_ms": core["npu_ms"],
             "pack_ms": core["pack_ms"],
             "total_ms": total_ms,
         }
@@ -41,8 +46,8 @@ class Report:
             remarks.append({**remark, "source": source or ""})
         self._recorded: int | None = None
         self._counter: Callable[[], int | None] | None = None
+        self._live: weakref.ReferenceType[Callable[[], dict[str, Any]]] | None = live
         self._data: dict[str, Any] = {
-            "device": device,
             "phases": phases,
             "passes": core["passes"],
             "capture": capture,
@@ -59,16 +64,32 @@ class Report:
             "remarks": remarks,
             "instructions": core.get("instructions", {}),
         }
+        self._update()
+
+    def _update(self) -> None:
+        """Asks the compiled model, while it is there, for what may have changed."""
+        now = self._live() if self._live is not None else None
+        if now is not None:
+            self._data.update(now())
+
+    def follow(self, live: weakref.ReferenceType[Callable[[], dict[str, Any]]]) -> Report:
+        """The report of a copy of the model."""
+        other = Report.__new__(Report)
+        other.__dict__.update(self.__dict__)
+        other._data, other._live = dict(self._data), live
+        return other
 
     def to_dict(self) -> dict[str, Any]:
         """A copy made of dicts, lists, numbers and strings only."""
         self._count()
+        self._update()
         copy: dict[str, Any] = json.loads(json.dumps(self._data))
         return copy
 
     def __getitem__(self, key: str) -> Any:
         if key == "nodes_captured":
             self._count()
+        self._update()
         return self._data[key]
 
     def count_later(self, count: Callable[[], int | None]) -> None:
@@ -81,7 +102,8 @@ class Report:
 
     def __getstate__(self) -> dict[str, Any]:
         self._count()
-        return self.__dict__
+        self._update()
+        return {**self.__dict__, "_live": None}
 
     def _captured(self) -> str:
         if self._recorded is None:
@@ -99,7 +121,8 @@ class Report:
         buffers, moves, weights = d["buffers"], d["transitions"], d["weights"]
         placement = ", ".join(f"{n} on {device}" for device, n in d["placement"].items() if n) or "none"
         return [
-            ("device", d["device"]),
+            ("device", f"{d['device']}: {d['device_reason']}"),
+            *self._npu_rows(),
             ("capture", self._way()),
             ("nodes", f"{self._captured()}, {d['nodes_table']} in the table, {d['nodes_final']} executed"),
             ("instructions", placement),
@@ -112,6 +135,19 @@ class Report:
             ("weights", f"{_bytes(weights['borrowed_bytes'])} borrowed, {_bytes(weights['packed_bytes'])} packed"),
             ("alpha", f"{d['alpha']:g}"),
         ]
+
+    def _npu_rows(self) -> list[tuple[str, str]]:
+        d = self._data
+        npu = d["npu"]
+        if not npu:
+            return []
+        share = npu["flops"]["npu"] / max(npu["flops"]["npu"] + npu["flops"]["cpu"], 1.0)
+        rows = [("npu", f"{npu['segments']} segments with {share:.1%} of the operations, {d['precision']}")]
+        if d["tier"] is not None:
+            tier = "graphs with constant weights" if d["tier"] else "folded graphs"
+            kept = f"{_bytes(npu['blob_bytes'])} compiled, {_bytes(npu['weight_bytes'])} of weights as arguments"
+            rows.append(("tier", f"{d['tier']}: {tier}; {npu['blocks']} for {npu['calls']} calls, {kept}"))
+        return rows
 
     def _phase_rows(self) -> list[tuple[str, str]]:
         return [(name.removesuffix("_ms"), f"{ms:.2f}") for name, ms in self._data["phases"].items()]
@@ -126,7 +162,11 @@ class Report:
         ]  # fmt: skip
 
     def _remark_rows(self) -> list[tuple[str, ...]]:
-        return [(r["pass"], r["text"], str(r["count"]), r["source"]) for r in self._data["remarks"]]
+        rows: list[tuple[str, ...]] = [
+            (r["pass"], r["text"], str(r["count"]), r["source"]) for r in self._data["remarks"]
+        ]
+        failed = self._data["npu"] and self._data["npu"].get("upgrade_error")
+        return rows + ([("npu", f"graphs with constant weights: {failed}", "1", "")] if failed else [])
 
     def _fallback_rows(self) -> list[tuple[str, ...]]:
         return [(f["op"], str(f["count"]), f["where"]) for f in self._data["fallbacks"]]
@@ -141,6 +181,7 @@ class Report:
         return [t for t in tables if t[2]]
 
     def __str__(self) -> str:
+        self._update()
         lines = [f"{name:>13}  {text}" for name, text in self._summary()]
         for title, head, rows in self._tables():
             widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head))]
@@ -152,6 +193,7 @@ class Report:
 
     def to_markdown(self) -> str:
         """The report as Markdown tables."""
+        self._update()
         lines = ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in self._summary())]
         for title, head, rows in self._tables():
             lines += ["", f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

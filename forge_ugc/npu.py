@@ -1,0 +1,278 @@
+"""The NPU: which device runs a program and why, the open device, and graphs that are compiled in the background."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import re
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _core
+from ._core import NpuError
+
+DEFAULT_TARGET = "npu4000"
+PRECISIONS = ("auto", "fp32", "fp16", "w8a16", "w4a16")
+_OPTIONS = ("types", "border", "config", "cache")
+
+
+@dataclass(frozen=True)
+class NpuSettings:
+    """How instructions on the NPU run. `mode`: "none" (a plan only), "emulate" or "dispatch"."""
+
+    mode: str
+    precision: str  # "fp16", "w8a16", "w4a16"
+    required: bool  # device="npu": an error, where device="auto" goes to the host
+    fold: str | bool
+    f32_types: bool = False
+    f32_border: bool = False
+    config: str = ""
+    cache_dir: str | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """For `_core.compile`; opens the device if there is something to dispatch."""
+        return {
+            "npu_mode": self.mode,
+            "device": device() if self.mode == "dispatch" else None,
+            "precision": self.precision,
+            "fold": self.fold is not False,
+            "f32_types": self.f32_types,
+            "f32_border": self.f32_border,
+            "config": self.config,
+            "cache_dir": self.cache_dir,
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `device=` and `precision=` come to: `device` as shown, the `target` that is planned for, and why."""
+
+    device: str
+    target: str
+    precision: str
+    reason: str
+    npu: NpuSettings | None
+
+
+HOST = Choice("cpu", "cpu", "fp32", 'device="cpu" was asked for', None)
+
+
+def choose(wanted: str, precision: str, fold: str | bool, options: Mapping[str, Any] | None) -> Choice:
+    """Raises ValueError or TypeError for what is no choice, NpuError where device="npu" has no NPU."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
+    if fold not in ("auto", True, False):
+        raise ValueError(f'fold: expected "auto", True or False, given {fold!r}')
+    settings = _settings(precision, fold, options)
+    kind, _, rest = wanted.partition(":")
+    mode, _, named = rest.partition(":")
+    if wanted == "cpu":
+        if precision not in ("auto", "fp32"):
+            raise ValueError(f"precision={precision!r} is the NPU's: device=\"cpu\" computes in the model's own dtypes")
+        return HOST
+    if wanted == "auto":
+        return _auto(precision, settings)
+    if kind != "npu" or mode not in ("", "plan", "emulate") or (":" in wanted and not mode):
+        raise ValueError(
+            f'unknown device {wanted!r}; use "auto", "cpu", "npu", "npu:plan" or "npu:emulate" (both also with a '
+            'target, as in "npu:plan:npu4000")'
+        )
+    if precision == "fp32":
+        raise ValueError(f'precision="fp32" keeps to the host, which device={wanted!r} forbids; use device="cpu"')
+    if not mode:
+        return _dispatched(device().facts, {**settings, "required": True})
+    known = [t for t in _core.targets() if t.startswith("npu")]
+    target = named or DEFAULT_TARGET
+    if target not in known:
+        raise ValueError(f"unknown NPU target {target!r}; known are {', '.join(known)}")
+    npu = NpuSettings(**{**settings, "mode": "emulate" if mode == "emulate" else "none", "required": True})
+    return Choice(f"npu:{mode}:{target}", target, npu.precision, f'device="npu:{mode}" was asked for', npu)
+
+
+def _auto(precision: str, settings: dict[str, Any]) -> Choice:
+    if precision == "fp32":
+        return Choice("cpu", "cpu", "fp32", 'precision="fp32" keeps to the host', None)
+    if not _core.npu_likely():
+        return Choice("cpu", "cpu", "fp32", "there is no NPU (no device node in /dev/accel)", None)
+    try:
+        return _dispatched(device().facts, settings)
+    except NpuError as error:
+        return Choice("cpu", "cpu", "fp32", f"no usable NPU ({error.reason}): {first_line(error)}", None)
+
+
+def _dispatched(facts: dict[str, Any], settings: dict[str, Any]) -> Choice:
+    npu = NpuSettings(**settings)
+    name = facts["device_name"] or "an NPU"
+    driver = f" with driver {facts['driver_version']}" if facts["driver_version"] else ""
+    reason = f"{name} ({facts['target']}){driver}, in {npu.precision}"
+    return Choice("npu", facts["target"], npu.precision, reason, npu)
+
+
+def _settings(precision: str, fold: str | bool, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = dict(options or {})
+    unknown = [key for key in given if key not in _OPTIONS]
+    if unknown:
+        raise ValueError(f"npu_options: unknown key {unknown[0]!r}; known are {', '.join(_OPTIONS)}")
+    for key in ("types", "border"):
+        if given.get(key, "f16") not in ("f16", "f32"):
+            raise ValueError(f'npu_options: {key} is "f16" or "f32", given {given[key]!r}')
+    if not isinstance(given.get("cache", True), bool):
+        raise TypeError(f"npu_options: cache is True or False, given {given['cache']!r}")
+    return {
+        "mode": "dispatch",
+        "precision": "fp16" if precision in ("auto", "fp32") else precision,
+        "required": False,
+        "fold": fold,
+        "f32_types": given.get("types") == "f32",
+        "f32_border": given.get("border") == "f32",
+        "config": _config(given.get("config", {})),
+        "cache_dir": str(cache_dir()) if given.get("cache", True) else None,
+    }
+
+
+def _config(options: Mapping[str, Any]) -> str:
+    if not isinstance(options, Mapping):
+        raise TypeError(f"npu_options: config is a dict of the graph compiler's options, given {options!r}")
+    for key, value in options.items():
+        if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z][\w-]*", key):
+            raise ValueError(f"npu_options: config: {key!r} is no name of an option")
+        if '"' in str(value) or "\n" in str(value):
+            raise ValueError(f"npu_options: config: {key} may not hold quotes or line ends, given {value!r}")
+    return " ".join(f'{key}="{value}"' for key, value in options.items())
+
+
+def cache_dir() -> Path:
+    """Where compiled graphs are kept: FORGE_CACHE_DIR, else forge-ugc in the user's cache directory."""
+    given = os.environ.get("FORGE_CACHE_DIR")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge-ugc"
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+# --- the device -------------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_device: _core.NpuDevice | None = None
+
+
+def device() -> _core.NpuDevice:
+    """The NPU, opened once a process. Raises NpuError; the next call then tries again."""
+    global _device
+    with _lock:
+        if _device is None:
+            _device = _core.NpuDevice.open()
+        return _device
+
+
+def forget(old: _core.NpuDevice | None = None) -> None:
+    """Opens the NPU anew next time, if it still is `old` (None: whichever it is). Programs keep the one they have."""
+    global _device
+    with _lock:
+        if old is None or _device is old:
+            _device = None
+
+
+# --- in the background ------------------------------------------------------------------------------------------------
+
+
+class Upgrade:
+    """A program's second tier: graphs with constant weights, compiled in the background."""
+
+    def __init__(self, owner: Any) -> None:
+        """`owner` has the `program`; where it is gone before its turn, nothing is compiled."""
+        self.owner = weakref.ref(owner)
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self._process = os.getpid()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it has ended; in a child of fork(), which has no thread to do it, it always has."""
+        return os.getpid() != self._process or self.ended.wait(timeout)
+
+    def run(self, worker: _Worker) -> None:
+        owner = self.owner()
+        program = owner.program if owner is not None else None
+        del owner
+        if program is None:
+            return
+        with worker.compiling(program):
+            try:
+                program.upgrade()
+            except Exception as error:  # the folded graphs go on serving; the report and wait() say why
+                self.error = error
+
+
+class _Worker:
+    """One thread for all programs of the process. At exit it finishes the graph that it is compiling, no more: a
+    driver that is torn down while it compiles may crash."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Upgrade | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._program: Any = None
+        self._stopped = False
+
+    def submit(self, upgrade: Upgrade) -> Upgrade:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="forge-ugc-npu", daemon=True)
+                self._thread.start()
+                atexit.register(self.stop)
+        self._queue.put(upgrade)
+        return upgrade
+
+    @contextlib.contextmanager
+    def compiling(self, program: Any) -> Any:
+        with self._lock:
+            self._program = program
+            if self._stopped:
+                program.stop_upgrade()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._program = None
+
+    def _work(self) -> None:
+        while (upgrade := self._queue.get()) is not None:
+            if not self._stopped:
+                upgrade.run(self)
+            upgrade.ended.set()
+            del upgrade
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            if self._program is not None:
+                self._program.stop_upgrade()
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+
+_worker = _Worker()
+
+
+def _after_fork() -> None:
+    """Neither the thread nor the device survives in a child."""
+    global _worker, _device, _lock
+    _worker, _device, _lock = _Worker(), None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def upgrade_later(owner: Any) -> Upgrade:
+    """Compiles the second tier of `owner.program` in the background."""
+    return _worker.submit(Upgrade(owner))
