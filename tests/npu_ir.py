@@ -4,10 +4,13 @@ The whole program becomes one block, wherever placement would have put its instr
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -61,44 +64,90 @@ def table_bytes(arrays: dict[str, Any]) -> bytes:
     return b"".join(parts)
 
 
-class Emitted:
-    """What the emitter made of a function: `xml` and `bin` files, and the function's results by openvino."""
+class Model:
+    """IR in files: `xml`, and its weights beside it. `ports`: lines of emit_ir, split."""
 
-    def __init__(self, folder: Path, lines: list[str], outputs: list[Any]) -> None:
+    def __init__(self, folder: Path, lines: list[str]) -> None:
         self.folder, self.xml = folder, folder / "model.xml"
         self.ports = [line.split() for line in lines]
-        self.outputs = outputs
 
-    def run(self, args: Any, precision: str = "f32") -> list[torch.Tensor]:
-        """`args` as for the function. The results that the program makes, in the function's order."""
+    def run(self, inputs: Sequence[np.ndarray], precision: str = "f32") -> list[np.ndarray]:
+        """The outputs of the graph for its inputs, by openvino on the CPU."""
         ov = pytest.importorskip("openvino")
         core = ov.Core()
         model = core.read_model(self.xml)
         options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": 1}
         request = core.compile_model(model, "CPU", options).create_infer_request()
-        leaves = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-        inputs = [p for p in self.ports if p[0] == "in"]
-        for k, (_, index, dtype, *shape) in enumerate(inputs):
-            array = leaves[int(index)].detach().contiguous().numpy().astype(DTYPES[dtype])
-            tensor = ov.Tensor(array.reshape([int(n) for n in shape]))
+        ports = [p for p in self.ports if p[0] == "in"]
+        for k, (_, index, dtype, *shape) in enumerate(ports):
+            array = np.ascontiguousarray(inputs[int(index)]).astype(DTYPES[dtype])
             assert list(model.inputs[k].shape) == [int(n) for n in shape]
-            assert model.inputs[k].get_any_name() == f"in{k}"
-            request.set_input_tensor(k, tensor)
+            assert f"in{k}" in model.inputs[k].names
+            request.set_input_tensor(k, ov.Tensor(array.reshape([int(n) for n in shape])))
         data, at = (self.folder / "model.args").read_bytes(), 0
         for k, (_, size) in enumerate(p for p in self.ports if p[0] == "arg"):
-            port = model.inputs[len(inputs) + k]
+            port = model.inputs[len(ports) + k]
             tensor = ov.Tensor(port.get_element_type(), port.get_shape())
-            assert tensor.byte_size == int(size) and port.get_any_name() == f"w{k}"
+            assert tensor.byte_size == int(size) and f"w{k}" in port.names
             ctypes.memmove(tensor.data.ctypes.data, data[at : at + int(size)], int(size))
             at += int(size)
-            request.set_input_tensor(len(inputs) + k, tensor)
+            request.set_input_tensor(len(ports) + k, tensor)
         request.infer()
         made = []
         for k, (_, _, dtype, *shape) in enumerate(p for p in self.ports if p[0] == "out"):
             array = request.get_output_tensor(k).data
             assert array.dtype == DTYPES[dtype] and list(array.shape) == [int(n) for n in shape]
             assert f"out{k}" in model.outputs[k].names
-            made.append(torch.from_numpy(array.copy()))
+            made.append(array.copy())
+        return made
+
+
+def emit_table(
+    arrays: dict[str, Any], *, f32: bool = True, border: bool | None = None, precision: str = "fp16",
+    forms: int | str = "default", arguments: bool = False, passes: str = "default",
+) -> Model:  # fmt: skip
+    """The whole graph of a node table. f32: constants and arithmetic in f32, else f16. border: ports in f32, default as
+    `f32`. arguments: constants of the graph as inputs. Raises Refused."""
+    border = f32 if border is None else border
+    folder = Path(tempfile.mkdtemp(prefix="forge-ir-"))
+    _made.append(folder)
+    (folder / "table").write_bytes(table_bytes(arrays))
+    program = cbuild.program(cbuild.ROOT / "tests" / "c" / "tools" / "emit_ir.c")
+    flags = [int(border), int(f32), PRECISIONS.index(precision), forms, int(arguments), passes]
+    done = subprocess.run(
+        [program, folder / "table", folder / "model", *map(str, flags)], capture_output=True, text=True
+    )
+    if done.returncode == 2:
+        raise Refused(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"emit_ir: status {done.returncode}: {done.stderr}")
+    return Model(folder, done.stdout.splitlines())
+
+
+_made: list[Path] = []
+
+
+@atexit.register
+def _remove() -> None:
+    for folder in _made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Emitted:
+    """A function as IR. `outputs`: how each of its results follows from the graph's."""
+
+    model: Model
+    outputs: list[Any]
+
+    @property
+    def xml(self) -> Path:
+        return self.model.xml
+
+    def run(self, args: Any, precision: str = "f32") -> list[torch.Tensor]:
+        """`args` as for the function; its results in order."""
+        leaves = [t.detach().numpy() for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        made = [torch.from_numpy(a) for a in self.model.run(leaves, precision)]
         return [self._output(user, made) for user in self.outputs]
 
     def _output(self, user: Any, made: list[torch.Tensor]) -> torch.Tensor:
@@ -111,33 +160,19 @@ class Emitted:
         return view
 
 
-def emit(
-    function: Callable[..., Any], args: Any, *, f32: bool = True, border: bool | None = None, precision: str = "fp16",
-    forms: int | str = "default", arguments: bool = False,
-) -> Emitted:  # fmt: skip
-    """f32: constants and arithmetic in f32, else f16. border: ports in f32, default as `f32`. arguments: constants of
-    the graph as inputs. Raises Refused."""
-    border = f32 if border is None else border
-    found: list[dict[str, Any]] = []
+def emit(function: Callable[..., Any], args: Any, **how: Any) -> Emitted:
+    """A function or module, captured; `how` as for `emit_table`."""
+    tables: list[Table] = []
 
     def compile_table(self: Table, **options: Any) -> Any:
-        found.append({"bytes": table_bytes(self.arrays)})
+        tables.append(self)
         return original(self, **options)
 
     original = Table.compile
     with mock.patch.object(Table, "compile", compile_table), torch.no_grad():
-        compiled = forge_ugc.compile(function, args, device="npu:plan:npu4000")
+        compiled = forge_ugc.compile(function, args, device="npu:plan:npu4000", passes=how.get("passes", "default"))
     plan = next(iter(compiled._plans.values()))
-    folder = Path(tempfile.mkdtemp(prefix="forge-ir-"))
-    (folder / "table").write_bytes(found[-1]["bytes"])
-    program = cbuild.program(cbuild.ROOT / "tests" / "c" / "tools" / "emit_ir.c")
-    flags = [str(int(border)), str(int(f32)), str(PRECISIONS.index(precision)), str(forms), str(int(arguments))]
-    done = subprocess.run([program, folder / "table", folder / "model", *flags], capture_output=True, text=True)
-    if done.returncode == 2:
-        raise Refused(done.stdout)
-    if done.returncode:
-        raise RuntimeError(f"emit_ir: status {done.returncode}: {done.stderr}")
-    return Emitted(folder, done.stdout.splitlines(), plan.user)
+    return Emitted(emit_table(tables[-1].arrays, **how), plan.user)
 
 
 def check(

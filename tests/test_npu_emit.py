@@ -9,12 +9,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.npu_ir import check
+from tests import npu_ir
+from tests.npu_ir import Refused, check, emit_table
 from tests.opcheck import tensor
+from tests.tables import NUMPY, Builder, array
 
 pytest.importorskip("openvino")
 
@@ -42,7 +45,7 @@ UNARY: dict[str, tuple[Callable[..., Any], Any]] = {
     "erf sigmoid": (lambda x: (x.erf(), x.sigmoid()), X),
     "silu relu softplus": (lambda x: (F.silu(x), x.relu(), F.softplus(x)), X * 8),
     "gelu": (lambda x: (F.gelu(x), F.gelu(x, approximate="tanh")), X),
-    "clamp": (lambda x: (x.clamp(-1, 2), x.clamp(min=0.5), x.clamp(max=-1), x.clamp(2, -1)), X),
+    "clamp": (lambda x: (x.clamp(-1e9, 1e30), x.clamp(-1, 2), x.clamp(min=0.5), x.clamp(max=-1), x.clamp(2, -1)), X),
     "bitwise_not logical_not": (lambda x, m: (~m, x.logical_not(), m.logical_not()), (X.round(), MASK)),
     "isnan isinf": (lambda x: (x.isnan(), x.isinf(), ~x.isfinite()), WITH_NAN),
     "special exp": (lambda x: (x.exp(), x.expm1(), x.tanh(), x.sigmoid(), x.relu(), x.abs()), SPECIAL),
@@ -150,3 +153,163 @@ def test_f16(name: str) -> None:
     function, args = ROWS[name]
     rounded = [a.half().float() if a.is_floating_point() else a for a in _args(args)]
     check(function, *rounded, f32=False, tolerance=F16_TOLERANCE.get(name, 1e-2))
+
+
+# --- graphs made by hand ---------------------------------------------------------------------------------------------
+
+
+def check_graph(b: Builder, *inputs: np.ndarray, **how: Any) -> npu_ir.Model:
+    """The IR gives what the host kernels give."""
+    expected = b.compile()(*inputs)
+    model = emit_table(b.table(), **how)
+    for want, have in zip(expected, model.run(inputs), strict=True):
+        assert want.shape == have.shape
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
+    return model
+
+
+def test_ranks_and_sizes_of_one() -> None:
+    for shape in ((), (1,), (1, 1), (1, 1, 1, 1, 1), (2, 1, 3, 1, 2)):
+        b, x = Builder(), array(*shape)
+        v = b.input("f32", shape)
+        total = b.node("sum", [v], ("f32", ()), dims=list(range(len(shape))))
+        b.output(b.node("exp", [v], ("f32", shape)), b.node("add", [v, total], ("f32", shape)), total)
+        check_graph(b, x)
+        check_graph(b, x, passes="none")
+
+
+def test_ends_that_are_inputs_views_and_the_same() -> None:
+    b, x = Builder(), array(4, 6)
+    v = b.input("f32", (4, 6))
+    t = b.node("permute", [v], ("f32", (6, 4)), dims=[1, 0])
+    y = b.node("neg", [v], ("f32", (4, 6)))
+    part = b.node("slice", [y], ("f32", (2, 6)), dim=0, start=1, end=4, step=2)
+    b.output(v, t, y, y, part, v)
+    check_graph(b, x)
+    b = Builder()
+    b.output(b.input("f32", (4, 6)))
+    check_graph(b, x)
+
+
+def test_only_constants() -> None:
+    b, w = Builder(), array(3, 4)
+    c = b.constant(w)
+    t = b.node("permute", [c], ("f32", (4, 3)), dims=[1, 0])
+    b.output(b.node("add", [c, b.constant(array(4), literal=True)], ("f32", (3, 4))))
+    b.output(t, c, b.node("full", [], ("f32", (2, 2)), value=1.5), b.node("full", [], ("bool", (3,)), value=1))
+    for passes in ("none", "default"):
+        check_graph(b, passes=passes)
+        check_graph(b, passes=passes, arguments=True)
+
+
+def test_views_of_constants_are_no_operators() -> None:
+    b = Builder()
+    x, w = b.input("f32", (2, 4)), b.constant(np.ascontiguousarray(array(8, 4).T).T[:, ::-1].copy())
+    shapes = {"permute": ((4, 8), {"dims": [1, 0]}), "slice": ((3, 4), {"dim": 0, "start": 1, "end": 7, "step": 2})}
+    p = b.node("permute", [w], ("f32", shapes["permute"][0]), **shapes["permute"][1])
+    s = b.node("slice", [w], ("f32", shapes["slice"][0]), **shapes["slice"][1])
+    r = b.node("reshape", [w], ("f32", (4, 2, 4)), shape=[4, 2, 4])
+    b.output(b.node("matmul", [x, p], ("f32", (2, 8))), b.node("linear", [x, s], ("f32", (2, 3))))
+    b.output(b.node("add", [r, x], ("f32", (4, 2, 4))))
+    for arguments in (False, True):
+        xml = check_graph(b, array(2, 4), arguments=arguments).xml.read_text()
+        assert not any(f'type="{t}"' in xml for t in ("Transpose", "StridedSlice", "Reshape"))
+
+
+def test_constants_that_are_expanded_stay_small() -> None:
+    b = Builder()
+    x, w = b.input("f32", (64, 33)), b.constant(array(1, 33))
+    e = b.node("expand", [w], ("f32", (64, 33)), shape=[64, 33])
+    r = b.node("reshape", [e], ("f32", (64 * 33,)), shape=[64 * 33])
+    b.output(b.node("add", [x, e], ("f32", (64, 33))), b.node("neg", [r], ("f32", (64 * 33,))))
+    model = check_graph(b, array(64, 33), passes="none")
+    assert (model.folder / "model.bin").stat().st_size < 1000
+
+
+def test_all_operands_expanded() -> None:
+    b = Builder()
+    x, y = b.input("f32", (4, 1)), b.input("f32", (4, 1))
+    ex, ey = (b.node("expand", [v], ("f32", (3, 4, 5)), shape=[3, 4, 5]) for v in (x, y))
+    b.output(b.node("add", [ex, ey], ("f32", (3, 4, 5))), b.node("exp", [ex], ("f32", (3, 4, 5))))
+    b.output(b.node("lt", [ex], ("bool", (3, 4, 5)), scalar=0.5, reverse=True))
+    check_graph(b, array(4, 1), array(4, 1), passes="none")
+    check_graph(b, array(4, 1), array(4, 1))
+
+
+def test_inputs_that_nothing_reads() -> None:
+    b = Builder()
+    b.input("f32", (3, 3))
+    y = b.input("f32", (2,))
+    b.input("i64", (2,))
+    b.output(b.node("neg", [y], ("f32", (2,))))
+    expected = b.compile()(array(3, 3), array(2) * 0 + 1, np.zeros(2, np.int64))
+    assert (expected[0] == -1).all()
+
+
+def test_weights_of_eight_bits() -> None:
+    for dtype in ("i8", "u8"):
+        b, x = Builder(), array(3, 5)
+        w = np.arange(-7 if dtype == "i8" else 250, 13 if dtype == "i8" else 270).astype(NUMPY[dtype]).reshape(4, 5)
+        v, c = b.input("f32", (3, 5)), b.constant(w)
+        b.output(b.node("linear", [v, b.node("cast", [c], ("f32", (4, 5)))], ("f32", (3, 4))))
+        b.output(b.node("cast", [c], ("bool", (4, 5))))
+        model = check_graph(b, x, passes="none")
+        assert f'element_type="{dtype}"' in model.xml.read_text()
+
+
+BAD = [
+    ("cumsum", ["f32"], (2, 3), "f32", {"dim": 1}, "scan"),
+    ("sort", ["f32"], (2, 3), ("f32", "i64"), {"dim": 1}, "sorting"),
+    ("argmax", ["f32"], (2, 3), None, {"dim": 1, "keepdim": True}, "index result"),
+    ("remainder", ["f32", "f32"], (2, 3), "f32", {}, "quotient"),
+    ("div_floor", ["f32", "f32"], (2, 3), "f32", {}, "quotient"),
+    ("atan2", ["f32", "f32"], (2, 3), "f32", {}, "does not have"),
+    ("neg", ["bf16"], (2, 3), "bf16", {}, "bf16"),
+    ("neg", ["f64"], (2, 3), "f64", {}, "f64"),
+    ("neg", ["i64"], (2, 3), "i64", {}, "integer"),
+    ("neg", ["i8"], (2, 3), "i8", {}, "integer"),
+    ("cast", ["i64"], (2, 3), "f32", {}, "integer"),
+    ("cast", ["f32"], (2, 3), "i8", {}, "integer"),
+    ("cast", ["bf16"], (2, 3), "f32", {}, "bf16"),
+    ("bitwise_and", ["i32", "i32"], (2, 3), "i32", {}, "bit arithmetic"),
+    ("neg", ["f32"], (1, 2, 1, 2, 1, 2), "f32", {}, "rank above 5"),
+    ("neg", ["f32"], (2, 0), "f32", {}, "empty"),
+    ("slice_scatter", ["f32", "f32"], (2, 3), "f32", {"dim": 1, "start": 0, "end": 1, "step": 2}, "scattered"),
+]
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda c: f"{c[0]}-{c[1][0]}-{len(c[2])}")
+def test_refusals_have_reasons(case: Any) -> None:
+    op, operands, shape, results, attrs, reason = case
+    b = Builder()
+    values = [b.input(dtype, shape) for dtype in operands]
+    if op == "slice_scatter":
+        values[1] = b.node("slice", [values[1]], ("f32", (2, 1)), dim=1, start=0, end=1, step=1)
+    types = results if isinstance(results, tuple) else (results,)
+    shapes = [("i64", (2, 1)) if t is None else (t, shape) for t in types]
+    made = b.node(op, values, *shapes, **attrs)
+    b.output(*(made if isinstance(made, list) else [made]))
+    with pytest.raises(Refused, match=reason):
+        emit_table(b.table())
+
+
+def test_refusals_inside_of_programs() -> None:
+    """Fused or not, the NPU does not take it."""
+    with pytest.raises(Refused, match="quotient"):
+        npu_ir.emit(lambda x, y: ((x + 1) % y) * 2, (X, Y))
+    with pytest.raises(Refused, match="integer"):
+        npu_ir.emit(lambda x: (x + 1).long().float() * 2, (X,))
+
+
+def test_masks_stay_finite() -> None:
+    """Numbers beyond f16 are its largest ones; infinity stays."""
+    mask = torch.tensor([0.0, torch.finfo(torch.float32).min, 1e30, -math.inf, math.inf])
+    emitted = npu_ir.emit(lambda x: (x + mask, x + 0 - 3e38), (torch.zeros(5),), f32=False)
+    first, second = emitted.run((torch.zeros(5),), "f16")
+    assert first.tolist() == [0.0, -65504.0, 65504.0, -math.inf, math.inf]
+    assert second.tolist() == [-65504.0] * 5
+
+
+def test_names_tell_the_line() -> None:
+    emitted = npu_ir.emit(lambda x: x.tanh() + x.exp(), (X,))
+    assert "test_npu_emit.py:" in emitted.xml.read_text()

@@ -1,6 +1,6 @@
-/* emit_ir TABLE PREFIX F32_BORDER F32_WEIGHTS PRECISION FORMS ARGUMENTS: for tests/npu_ir.py.
+/* emit_ir TABLE PREFIX F32_BORDER F32_WEIGHTS PRECISION FORMS ARGUMENTS PASSES: for tests/npu_ir.py.
  *
- * Reads a node table with its constants' memory, runs the default passes for npu4000, and writes all instructions of
+ * Reads a node table with its constants' memory, runs the passes for npu4000, and writes all instructions of
  * the program, wherever placement would have put them, as one block: PREFIX.xml, PREFIX.bin, and PREFIX.args with the
  * weight arguments one after the other if ARGUMENTS asks for constants as such. Prints what the ports are. An
  * instruction that the NPU does not take is named, with its reason, and ends it with status 2. */
@@ -172,6 +172,7 @@ static Code run(Context *ctx, char **argv, bool *refused) {
     compile_options_default(&options);
     options.target = "npu4000";
     options.executable = false;
+    options.passes = argv[8];
     TRY(forge_compile(ctx, &table, &options, &program));
     arena_init(&job.arena);
     job.options = (EmitOptions){.target = target_find("npu4000"),
@@ -198,7 +199,7 @@ int main(int argc, char **argv) {
     Context ctx;
     bool refused = false;
     context_init(&ctx);
-    if (argc != 8) return 1;
+    if (argc != 9) return 1;
     if (run(&ctx, argv, &refused) != CODE_OK) {
         fprintf(stderr, "%s\n", ctx.text);
         return 1;
