@@ -19,6 +19,7 @@ from .report import Report
 if TYPE_CHECKING:
     from . import testing
     from .bisect import Bisection, bisect_passes
+    from .dynamo import last_reports
 
 __all__ = [
     "Bisection",
@@ -32,16 +33,19 @@ __all__ = [
     "__version__",
     "bisect_passes",
     "compile",
+    "last_reports",
     "testing",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`testing` and `bisect_passes` are loaded when they are asked for."""
+    """`testing`, `bisect_passes` and `last_reports` are loaded when they are asked for."""
     import importlib
 
     if name == "testing":
         return importlib.import_module(".testing", __name__)
     if name in ("bisect_passes", "Bisection"):
         return getattr(importlib.import_module(".bisect", __name__), name)
+    if name == "last_reports":
+        return importlib.import_module(".dynamo", __name__).last_reports
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,7 +46,8 @@ def compile(
 ) -> CompiledModel:
     """Compiles `model` for inputs like the example's.
 
-    model: nn.Module, function, or torch.export.ExportedProgram. It is neither changed nor run.
+    model: nn.Module, function, torch.export.ExportedProgram, or what was captured of one (`capture.Captured`).
+        It is neither changed nor run.
     example_inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; any pytree inside.
     device: "auto" (the NPU where one is usable, else the host; `report["device_reason"]` says which and why), "cpu",
         "npu" (NpuError where there is none), "npu:plan[:target]" (plan for an NPU, without running) or
@@ -88,9 +89,11 @@ def compile(
         compiled = CompiledModel(model, captured, options, example)
         end = time.perf_counter()
     compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)
+    _warn_fallbacks(compiled.report["fallbacks"])
+    if model is captured:
+        return compiled
     if captured.recorded:
         compiled.report.count_later(count_exported(model, args, kwargs))
-    _warn_fallbacks(compiled.report["fallbacks"])
     directory = os.environ.get("FORGE_DUMP")
     if directory:
         dump(compiled, directory)
@@ -133,6 +136,8 @@ def _capture(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, capture: str = "export"
 ) -> tuple[Captured, list[Any], bool]:
     """(capture, leaves of the example, whether the model has no values)."""
+    if isinstance(model, Captured):
+        return model, model.signature.flatten(model.signature.values(args, kwargs)), False
     if isinstance(model, torch.export.ExportedProgram):
         if not args and not kwargs and model.example_inputs is not None:
             args, kwargs = model.example_inputs

@@ -22,7 +22,7 @@ from .containers import SameContainer
 from .errors import CompileError, NpuWarning
 from .lowering import Lowered, lower
 from .lowering.outputs import Fresh, Known
-from .overlap import written_overlap
+from .overlap import Overlap, written_overlap
 from .report import Report
 from .signature import children, same_constant
 from .specialise import SymbolicInputs, Symbols
@@ -247,7 +247,7 @@ class CompiledModel:
         if self._watcher.changed():
             self.refresh()
         if self._written_leaves or self._written_slots:
-            self._check_apart(leaves, [], TypeError)
+            self._check_apart(leaves, [], Overlap)
         plan = self._plan(leaves)
         containers = self._captured.containers
         found = containers.collect(self._signature, values) if containers is not None else []

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+
+class Overlap(TypeError):
+    """A call's tensors share memory that the program writes."""
+
+
 Named = tuple[str, torch.Tensor]
 
 
