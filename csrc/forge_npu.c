@@ -6,19 +6,11 @@
 #include "forge_internal.h"
 
 /* Parts of npu/ that may not be there yet. */
-#pragma weak npu_plan
-#pragma weak npu_emit
-#pragma weak npu_model_destroy
-#pragma weak npu_model_bin
-#pragma weak weight_fill
-#pragma weak emit_default_forms
 #pragma weak npu_session_create
 #pragma weak npu_session_destroy
 #pragma weak npu_session_backend
 #pragma weak npu_session_upgrade
 #pragma weak npu_session_report
-#pragma weak npu_device_ref
-#pragma weak npu_device_unref
 static Code missing(Context *ctx) {
     return fail(ctx, CODE_UNSUPPORTED, "this part of the NPU's room is not there yet");
 }
@@ -82,7 +74,6 @@ static void write_out(const Tensor *out, const void *values, const uint16_t *sca
 
 static Code fill_weight(Context *ctx, Fill *fill, Precision precision, const Tensor *weight, bool linear,
                         const Tensor *out) {
-    if (!weight_fill) return missing(ctx);
     int64_t count = tensor_count(weight);
     void *values, *scales = NULL;
     bool i4 = precision == PRECISION_W4A16;
@@ -132,7 +123,7 @@ static EmitOptions emit_options(const Target *target, Precision precision, bool 
 
 static Code open_session(Context *ctx, Program *program, const Target *target, const CompileOptions *options) {
     const NpuOptions *npu = &options->npu;
-    if (!npu_session_create || !npu_device_ref || !emit_default_forms) return missing(ctx);
+    if (!npu_session_create) return missing(ctx);
     const SessionOptions session = {
         .plan = {.fold = npu->fold ? FOLD_ALWAYS : FOLD_NEVER, .precision = npu->precision},
         .emit = emit_options(target, npu->precision, npu->f32_types, npu->f32_border),
@@ -181,7 +172,6 @@ static Code emit_plan(Context *ctx, Arena *arena, const Program *program, const 
     const PlanOptions plan_options = {.fold = request->fold ? FOLD_ALWAYS : FOLD_NEVER,
                                       .precision = request->precision};
     const Target *target = target_find(ir->target);
-    if (!npu_plan || !npu_emit || !emit_default_forms) return missing(ctx);
     if (!target || program->segments.count == 0)
         return fail(ctx, CODE_INVALID, "nothing of the program is on an NPU: there is no model to write");
     EmitOptions options = emit_options(target, request->precision, request->f32_types, request->f32_border);

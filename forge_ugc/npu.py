@@ -163,13 +163,16 @@ def first_line(error: BaseException) -> str:
 
 _lock = threading.Lock()
 _device: _core.NpuDevice | None = None
+_device_of: tuple[str | None, ...] = ()  # the loader's settings that it was opened with
 
 
 def device() -> _core.NpuDevice:
-    """The NPU, opened once a process. Raises NpuError; the next call then tries again."""
-    global _device
+    """The NPU, opened once a process (once a loader). Raises NpuError; the next call then tries again."""
+    global _device, _device_of
+    wanted = tuple(os.environ.get(name) for name in ("FORGE_ZE_LOADER", "ZE_ENABLE_ALT_DRIVERS"))
     with _lock:
-        if _device is None:
+        if _device is None or _device_of != wanted:
+            _device, _device_of = None, wanted
             _device = _core.NpuDevice.open()
         return _device
 

@@ -1,7 +1,6 @@
 /* The one place where codes become Python exceptions. */
 #include "python/core.h"
 
-#pragma weak npu_reason_name
 PyObject *npu_error_class(void) {
     PyObject *defaults = Py_BuildValue("{s:s,s:{}}", "reason", "failed", "facts");
     if (!defaults) return NULL;
@@ -19,8 +18,7 @@ PyObject *npu_error_class(void) {
 
 static void raise_npu_error(const ModuleState *state, const Context *ctx, PyObject *text) {
     PyObject *error = PyObject_CallOneArg(state->npu_error, text);
-    const char *name = npu_reason_name ? npu_reason_name((NpuReason)ctx->reason) : "failed";
-    PyObject *reason = error ? PyUnicode_FromString(name) : NULL;
+    PyObject *reason = error ? PyUnicode_FromString(npu_reason_name((NpuReason)ctx->reason)) : NULL;
     if (reason && PyObject_SetAttrString(error, "reason", reason) == 0) PyErr_SetObject(state->npu_error, error);
     Py_XDECREF(reason);
     Py_XDECREF(error);

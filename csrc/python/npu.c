@@ -1,14 +1,7 @@
 /* The NPU's side of the door: the device, tiers, and models for OpenVINO. */
 #include "python/core.h"
 
-#pragma weak npu_device_open
-#pragma weak npu_device_unref
-#pragma weak npu_device_facts
-#pragma weak npu_device_likely
 #pragma weak npu_session_report
-#pragma weak npu_model_bin
-#pragma weak weight_fill
-#pragma weak precision_from_name
 
 enum { EMIT_POLL_MS = 50, OPEN_POLL_MS = 50 };
 
@@ -52,7 +45,6 @@ static PyObject *device_open(PyObject *class, PyObject *args, PyObject *kwargs) 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|z:open", keywords, &loader)) return NULL;
     PyTypeObject *type = (PyTypeObject *)class;
     const ModuleState *state = PyType_GetModuleState(type);
-    if (!npu_device_open) return PyErr_Format(PyExc_NotImplementedError, "no NPU room yet");
     DeviceObject *self = (DeviceObject *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     Context ctx;
@@ -114,7 +106,7 @@ PyType_Spec device_spec = {
 
 PyObject *module_npu_likely(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyBool_FromLong(npu_device_likely && npu_device_likely());
+    return PyBool_FromLong(npu_device_likely());
 }
 
 /* --- tiers and report --------------------------------------------------------------------------------------------- */
@@ -265,10 +257,11 @@ static Code fill_weight(Context *ctx, const Graph *g, const void *what, uint32_t
     return weight_fill(ctx, g, what, constant, column, out);
 }
 
-static bool holds(const NpuBlock *block, uint32_t constant, uint32_t *place) {
-    for (*place = 0; *place < block->n_weights; ++*place)
-        if (block->weights[*place] == constant) return true;
-    return false;
+/* The constant that takes the place of the first call's; what is no weight of the block is the same for all calls. */
+static uint32_t constant_of(const NpuBlock *block, const NpuCall *call, uint32_t first) {
+    for (uint32_t w = 0; w < block->n_weights; w++)
+        if (block->weights[w] == first) return call->weights[w];
+    return first;
 }
 
 /* The weight arguments of a call: each is written, and described in a list, which is made without the GIL held. */
@@ -278,10 +271,7 @@ static Code write_weights(Context *ctx, Models *m, const NpuBlock *block, const 
     const Graph *g = m->program->graph;
     for (uint32_t a = 0; a < model->n_args; a++) {
         const WeightSource *source = &model->args[a];
-        uint32_t place;
-        if (!holds(block, source->constant, &place))
-            return fail(ctx, CODE_INTERNAL, "weight argument %u is no weight of its block", a);
-        uint32_t constant = call->weights[place];
+        uint32_t constant = constant_of(block, call, source->constant);
         const Constant *c = &g->constants[constant];
         if (!c->data && source->bytes) return no_data(ctx, g, constant);
         TRY(write_made(ctx, m, "weight", m->n_weights, source->bytes, fill_weight, source, constant,
@@ -363,7 +353,7 @@ PyObject *program_openvino_models(PyObject *object, PyObject *args, PyObject *kw
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$psppO:openvino_models", keywords, &write, &fold, &precision,
                                      &f32_types, &f32_border, &forms))
         return NULL;
-    if (precision_from_name && !precision_from_name(precision, &request.precision))
+    if (!precision_from_name(precision, &request.precision))
         return PyErr_Format(PyExc_ValueError, "precision: want fp16, w8a16 or w4a16, got %s", precision);
     if (forms != Py_None) {
         request.default_forms = false;

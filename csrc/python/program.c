@@ -25,7 +25,6 @@ static PyObject *make_program(PyObject *module, Program *program, PyObject *keep
     return (PyObject *)self;
 }
 
-#pragma weak precision_from_name
 /* What the instructions on the NPU run on, from the arguments of compile(). */
 static bool read_npu(const ModuleState *state, const char *mode, const char *precision, PyObject *device,
                      NpuOptions *npu) {
@@ -34,7 +33,7 @@ static bool read_npu(const ModuleState *state, const char *mode, const char *pre
     while (m < 3 && strcmp(mode, modes[m]) != 0) m++;
     if (m == 3) return PyErr_Format(PyExc_ValueError, "npu_mode: want none, emulate or dispatch, got %s", mode), false;
     npu->mode = (NpuMode)m;
-    if (precision_from_name && !precision_from_name(precision, &npu->precision))
+    if (!precision_from_name(precision, &npu->precision))
         return PyErr_Format(PyExc_ValueError, "precision: want fp16, w8a16 or w4a16, got %s", precision), false;
     if (device != Py_None && !Py_IS_TYPE(device, state->device_type))
         return PyErr_Format(PyExc_TypeError, "device: want an NpuDevice, got %R", device), false;
