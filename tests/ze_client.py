@@ -4,9 +4,12 @@ drives the software NPU with. Structures are flat byte layouts of the 64-bit ABI
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 P = ctypes.c_void_p
 U32 = ctypes.c_uint32
@@ -22,6 +25,17 @@ SLOTS = (
     "12 Create3 GetProperties3 BuildLogGetString2 BuildLogDestroy 15 SetArgumentValue2 16 Evict"
 )
 FLAGS = b'--inputs_precisions="" --inputs_layouts="" --outputs_precisions="" --outputs_layouts=""'
+
+
+def require_software_npu() -> None:
+    """Skips where something is missing on a developer's machine; CI must have everything."""
+    from forge_ugc import softnpu  # imports torch, which the client does without
+
+    reason = softnpu.missing()
+    if reason and os.environ.get("CI"):
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
 
 
 class Failed(Exception):

@@ -7,10 +7,10 @@
 #include <unistd.h>
 
 struct Driver {
-    char unused;
+    long unused; /* aligned as handles are */
 };
 struct Device {
-    char unused;
+    long unused; /* aligned as handles are */
 };
 static Driver driver; /* addresses serve as handles */
 static Device device;

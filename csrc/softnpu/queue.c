@@ -169,7 +169,7 @@ struct Queue {
     Job *first, **last;
     uint32_t pending;
     bool stop, synchronous;
-    ze_result_t result; /* the first failure since the last synchronisation */
+    ze_result_t result; /* the first failure of jobs without a fence since the last synchronisation */
 };
 
 struct Fence {
@@ -275,7 +275,7 @@ static void *queue_thread(void *argument) {
         ze_result_t r = OK;
         for (uint32_t i = 0; i < job->count && !r; i++) r = execute_list(q, job->lists[i]);
         pthread_mutex_lock(&device_lock);
-        if (r && !q->result) q->result = r;
+        if (r && !q->result && !job->fence) q->result = r;
         for (uint32_t i = 0; i < job->count; i++) job->lists[i]->in_flight--;
         if (job->fence) {
             job->fence->result = r;

@@ -31,7 +31,8 @@
 
 #define CORE_ENTRIES(X)                                                                                                \
     X(zeInit)                                                                                                          \
-    X(zeInitDrivers) X(zeDriverGet) X(zeDriverGetApiVersion) X(zeDriverGetProperties) X(zeDriverGetIpcProperties)      \
+    X(zeInitDrivers)                                                                                                   \
+    X(zeDriverGet) X(zeDriverGetApiVersion) X(zeDriverGetProperties) X(zeDriverGetIpcProperties)                       \
         X(zeDriverGetExtensionProperties) X(zeDriverGetExtensionFunctionAddress) X(zeDeviceGet)                        \
             X(zeDeviceGetProperties) X(zeDeviceGetCommandQueueGroupProperties) X(zeDeviceGetMemoryProperties)          \
                 X(zeDeviceGetExternalMemoryProperties) X(zeDeviceGetStatus) X(zeDeviceGetGlobalTimestamps)             \
