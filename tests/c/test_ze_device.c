@@ -1,5 +1,6 @@
 /* The device layer on a device that computes: the software NPU, or any other that the stock loader finds. Without one
  * nothing is tested here; tests/test_ze.py sets one up and looks for this program's last line. */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -175,6 +176,31 @@ static void test_refused(NpuDevice *device) {
     CHECK(strstr(ctx.text, "NoSuchThing") != NULL);
 }
 
+/* The software NPU counts its objects and notes what Level Zero leaves undefined. */
+static void check_driver(void) {
+    const char *path = getenv("ZE_ENABLE_ALT_DRIVERS");
+    void *driver = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    uint64_t (*live)(unsigned, uint64_t *) = NULL;
+    const char *(*kind)(unsigned) = NULL;
+    size_t (*misuses)(char *, size_t) = NULL;
+    if (driver) {
+        *(void **)&live = dlsym(driver, "softnpu_live");
+        *(void **)&kind = dlsym(driver, "softnpu_kind");
+        *(void **)&misuses = dlsym(driver, "softnpu_misuses");
+    }
+    if (!live || !kind || !misuses) return; /* a real one */
+    for (unsigned i = 0; kind(i); i++)
+        if (live(i, NULL)) {
+            fprintf(stderr, "%llu objects left: %s\n", (unsigned long long)live(i, NULL), kind(i));
+            check_failures++;
+        }
+    char text[2048] = "";
+    misuses(text, sizeof text);
+    if (text[0]) fprintf(stderr, "misuse: %s\n", text);
+    CHECK(!text[0]);
+    dlclose(driver);
+}
+
 int main(void) {
     context_init(&ctx);
     if (!npu_device_likely()) {
@@ -197,6 +223,7 @@ int main(void) {
     test_refused(device);
     test_model(device, cache, true);
     npu_device_unref(device);
+    check_driver();
     snprintf(command, sizeof command, "rm -rf '%s'", cache);
     CHECK_EQUAL(system(command), 0);
     printf("ran on %s, loader %s, extension %u.%u\n", facts.device_name, facts.loader_version, facts.extension >> 16,
