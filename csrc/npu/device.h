@@ -85,10 +85,11 @@ typedef struct NpuGraphDesc {
     const char *what;      /* for messages: "block of 12 instructions from model.py:31" */
 } NpuGraphDesc;
 /* Compiles, or loads a native blob from the cache. Thread-safe. Arguments come in the order inputs, outputs as the
- * driver lists them. `*from_cache` may be NULL. */
+ * driver lists them. `*from_cache` may be NULL. The cache (cache.h) holds at most FORGE_CACHE_BYTES; what it cannot
+ * read or write, and a blob that the driver refuses, is compiled anew. */
 MUST_USE Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, NpuGraph **out,
                                bool *from_cache);
-void npu_graph_destroy(NpuGraph *graph);
+void npu_graph_destroy(NpuGraph *graph); /* after the lists that it was recorded into */
 uint32_t npu_graph_arguments(const NpuGraph *graph);
 const NpuArgument *npu_graph_argument(const NpuGraph *graph, uint32_t index);
 int64_t npu_graph_blob_bytes(NpuGraph *graph); /* size of the native blob; 0 where the driver cannot tell */
@@ -97,8 +98,8 @@ int64_t npu_graph_blob_bytes(NpuGraph *graph); /* size of the native blob; 0 whe
  */
 /* Host memory that the device can address, page aligned, not zeroed. */
 MUST_USE Code npu_memory_alloc(Context *ctx, NpuDevice *device, int64_t bytes, void **out);
-/* Makes existing memory addressable without a copy. *out NULL with CODE_OK: the driver cannot, or it is not aligned;
- * copy then. */
+/* Makes existing memory addressable without a copy, for inputs: the device only reads it. *out NULL with CODE_OK: the
+ * driver cannot, or the memory does not begin at a page; copy then. It must stay until npu_memory_free(*out). */
 MUST_USE Code npu_memory_import(Context *ctx, NpuDevice *device, void *memory, int64_t bytes, void **out);
 void npu_memory_free(NpuDevice *device, void *memory);
 
@@ -109,8 +110,10 @@ MUST_USE Code npu_list_create(Context *ctx, NpuDevice *device, NpuList **out);
 /* Records an execution with these argument addresses (one a graph argument); executions run one after the other. */
 MUST_USE Code npu_list_append(Context *ctx, NpuList *list, NpuGraph *graph, void *const *arguments);
 MUST_USE Code npu_list_close(Context *ctx, NpuList *list);
-/* Submits and waits; polls ctx->cancelled between slices of waiting. May run again afterwards, also after a failure
- * that is not DEVICE_LOST. */
+/* Submits and waits; polls ctx->cancelled between slices of waiting, and gives CODE_CANCELLED when the device has
+ * ended, since that works on the caller's memory. May run again afterwards, also after a failure that is not
+ * DEVICE_LOST. NPU_TIMEOUT (FORGE_NPU_TIMEOUT_S seconds, 60): the device may still be at work; destroying the list
+ * waits for it. */
 MUST_USE Code npu_list_run(Context *ctx, NpuList *list);
 void npu_list_destroy(NpuList *list);
 

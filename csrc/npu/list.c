@@ -41,9 +41,14 @@ Code npu_list_create(Context *ctx, NpuDevice *device, NpuList **out) {
     if (r != ZE_SUCCESS) {
         list->list = NULL;
         code = ze_fail(ctx, device, r, "creating a command list");
-    } else if ((r = device->ze.zeFenceCreate(list->queue, &fence_desc, &list->fence)) != ZE_SUCCESS) {
-        list->fence = NULL;
-        code = ze_fail(ctx, device, r, "creating a fence");
+    } else {
+        pthread_mutex_lock(&device->lock); /* lists share queues, and old drivers keep a queue's fences unguarded */
+        r = device->ze.zeFenceCreate(list->queue, &fence_desc, &list->fence);
+        pthread_mutex_unlock(&device->lock);
+        if (r != ZE_SUCCESS) {
+            list->fence = NULL;
+            code = ze_fail(ctx, device, r, "creating a fence");
+        }
     }
     if (code != CODE_OK) {
         npu_list_destroy(list);
@@ -79,6 +84,11 @@ Code npu_list_append(Context *ctx, NpuList *list, NpuGraph *graph, void *const *
     if (set) r = table->append_execute(list->list, graph->graph, NULL, NULL, 0, NULL);
     pthread_mutex_unlock(&graph->lock);
     if (!set) return ze_fail(ctx, list->device, r, "setting graph argument \"%s\"", graph->arguments[i - 1].name);
+    if (r == ZE_UNINITIALIZED) /* seen when its buffers cannot be allocated */
+        return fail_device(ctx, NPU_NO_MEMORY,
+                           "NPU: recording the execution of a graph failed: UNINITIALIZED (0x%x). The driver had no "
+                           "memory for it, or an argument does not lie in the NPU's memory",
+                           r);
     if (r != ZE_SUCCESS) return ze_fail(ctx, list->device, r, "recording the execution of a graph");
     list->n_graphs++;
     return CODE_OK;
@@ -152,7 +162,11 @@ void npu_list_destroy(NpuList *list) {
         uint64_t wait = device->timeout_ns < DESTROY_WAIT_NS ? device->timeout_ns : DESTROY_WAIT_NS;
         /* What does not end is left alone: the driver would free what the device still uses. */
         bool ended = !list->busy || wait_for_end(NULL, list, wait, NULL) != ZE_NOT_READY;
-        if (ended && list->fence) device->ze.zeFenceDestroy(list->fence);
+        if (ended && list->fence) {
+            pthread_mutex_lock(&device->lock);
+            device->ze.zeFenceDestroy(list->fence);
+            pthread_mutex_unlock(&device->lock);
+        }
         if (ended && list->list) device->ze.zeCommandListDestroy(list->list);
     }
     npu_queue_give(device, list->queue_index);

@@ -260,6 +260,8 @@ static void test_reasons(void) {
             snprintf(text, sizeof text, "0x%x", results[r].result);
             CHECK_SAYS(text);
         }
+    env("FAKE_FAULT", "append_execute=0x78000001@1");
+    CHECK_REASON(NPU_NO_MEMORY, use(&ctx, NULL, NULL));
     env("FAKE_FAULT", NULL);
     CHECK(!strcmp(npu_reason_name(NPU_DEVICE_LOST), "device-lost"));
     CHECK(!strcmp(npu_reason_name((NpuReason)99), "unknown"));
