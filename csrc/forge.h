@@ -92,4 +92,19 @@ MUST_USE Code forge_emit(Context *ctx, const Program *program, const EmitRequest
 MUST_USE Code forge_optimize_text(Context *ctx, const char *text, size_t size, const CompileOptions *options,
                                   const char *emit /* "graph", "npuir", "schedule" */, Text *out);
 
+/* --- artefacts (forge_artefact.c) ----------------------------------------------------------------------------------
+ */
+/* The final graph with its external constants (those whose elements its text does not spell out) row major and without
+ * data, which is the graph that forge_load reads. */
+MUST_USE Code forge_portable(Context *ctx, const Program *program, Arena *arena, Graph **out);
+bool forge_constant_external(const Constant *constant);
+typedef struct ConstantData {
+    const void *data; /* NULL: spelled out in the text */
+    int64_t bytes;
+} ConstantData;
+/* Back from text and constants, whose memory is borrowed: an entry for each constant of the graph, in order. No pass is
+ * run. */
+MUST_USE Code forge_load(Context *ctx, const char *text, size_t size, const ConstantData *constants, size_t n,
+                         const CompileOptions *options, Program **out);
+
 #endif

@@ -58,6 +58,26 @@ def compile(
     cache_dir: str | None = None,  # of compiled graphs
     fail_allocation: int = 0,  # for tests: the Nth allocation fails with MemoryError
 ) -> Program: ...
+def load(
+    text: str,
+    constants: Sequence[tuple[int, int] | None],  # (address, bytes) of each constant that the text does not spell out
+    *,
+    target: str = "cpu",
+    keep_text: bool = False,
+    executable: bool = True,
+    pack: bool = True,
+    threads: int = 1,
+    keepalive: object = None,
+    npu_mode: str = "none",
+    device: NpuDevice | None = None,
+    precision: str = "fp16",
+    fold: bool = True,
+    f32_types: bool = False,
+    f32_border: bool = False,
+    config: str = "",
+    cache_dir: str | None = None,
+    fail_allocation: int = 0,
+) -> Program: ...
 def optimize_text(
     text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0
 ) -> str: ...
@@ -92,6 +112,9 @@ class Program:
         absent ones. Returns the opaque outputs in output order (None in the others' places), or None if there are
         none."""
     def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
+    def portable(
+        self,
+    ) -> tuple[str, list[tuple[str | None, str, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]] | None]]: ...
     def report(self) -> dict[str, Any]:
         """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms,
         alloc_ms, schedule_ms, pack_ms, npu_ms, nodes_table, nodes_final (executed instructions), alpha,

@@ -75,7 +75,25 @@ typedef struct ProgramObject {
     atomic_bool stop_upgrade;
 } ProgramObject;
 extern PyType_Spec program_spec;
+enum { COMPILE_POLL_MS = 10 };
+/* Takes the program over, also when it fails. */
+PyObject *make_program(PyObject *module, Program *program, PyObject *keepalive);
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* --- options.c: arguments that every way to a Program takes ------------------------------------------------------- */
+typedef struct ProgramArgs {
+    CompileOptions options;
+    int autotune, keep_text, executable, pack, fold, f32_types, f32_border;
+    PyObject *keepalive, *device; /* borrowed */
+    const char *npu_mode, *precision;
+} ProgramArgs;
+void program_args_init(ProgramArgs *args);
+/* Completes args->options; false with an exception set. */
+bool program_args_check(const ModuleState *state, ProgramArgs *args);
+
+/* --- artefact.c: programs as text and memory ---------------------------------------------------------------------- */
+PyObject *program_portable(PyObject *program, PyObject *unused);
+PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* --- npu.c: the device, and what only programs with NPU instructions can do --------------------------------------- */
 extern PyType_Spec device_spec;

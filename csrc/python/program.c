@@ -1,7 +1,7 @@
 /* The type Program: compile, run, text, report. */
 #include "python/core.h"
 
-enum { COMPILE_POLL_MS = 10, RUN_POLL_MS = 50, MAX_THREADS = 1024, FEW_POINTERS = 32 };
+enum { RUN_POLL_MS = 50, FEW_POINTERS = 32 };
 
 /* --- compile ------------------------------------------------------------------------------------------------------ */
 static bool any_opaque(const Graph *g, const ValueId *values, uint32_t count) {
@@ -10,7 +10,7 @@ static bool any_opaque(const Graph *g, const ValueId *values, uint32_t count) {
     return false;
 }
 
-static PyObject *make_program(PyObject *module, Program *program, PyObject *keepalive) {
+PyObject *make_program(PyObject *module, Program *program, PyObject *keepalive) {
     ModuleState *state = PyModule_GetState(module);
     PyTypeObject *type = state->program_type;
     ProgramObject *self = (ProgramObject *)type->tp_alloc(type, 0);
@@ -25,24 +25,6 @@ static PyObject *make_program(PyObject *module, Program *program, PyObject *keep
     return (PyObject *)self;
 }
 
-/* What the instructions on the NPU run on, from the arguments of compile(). */
-static bool read_npu(const ModuleState *state, const char *mode, const char *precision, PyObject *device,
-                     NpuOptions *npu) {
-    static const char *const modes[] = {"none", "emulate", "dispatch"};
-    int m = 0;
-    while (m < 3 && strcmp(mode, modes[m]) != 0) m++;
-    if (m == 3) return PyErr_Format(PyExc_ValueError, "npu_mode: want none, emulate or dispatch, got %s", mode), false;
-    npu->mode = (NpuMode)m;
-    if (!precision_from_name(precision, &npu->precision))
-        return PyErr_Format(PyExc_ValueError, "precision: want fp16, w8a16 or w4a16, got %s", precision), false;
-    if (device != Py_None && !Py_IS_TYPE(device, state->device_type))
-        return PyErr_Format(PyExc_TypeError, "device: want an NpuDevice, got %R", device), false;
-    npu->device = device == Py_None ? NULL : device_of(device);
-    if (npu->mode == NPU_MODE_DISPATCH && !npu->device)
-        return PyErr_SetString(PyExc_ValueError, "npu_mode 'dispatch' wants a device"), false;
-    return true;
-}
-
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"nodes",    "values",    "constants",       "operands", "attrs",     "dims",
                                "outputs",  "strings",   "sources",         "target",   "passes",    "alpha",
@@ -50,37 +32,19 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
                                "npu_mode", "device",    "precision",       "fold",     "f32_types", "f32_border",
                                "config",   "cache_dir", "fail_allocation", NULL};
     const ModuleState *state = PyModule_GetState(module);
-    PyObject *table[TABLE_OBJECTS], *keepalive = Py_None, *device = Py_None;
-    const char *npu_mode = "none", *precision = "fp16";
-    int fold = 1, f32_types = 0, f32_border = 0;
-    CompileOptions options;
-    compile_options_default(&options);
-    options.target = "cpu";
-    options.passes = "default";
-    options.alpha = 1.0;
-    options.threads = 1;
-    int autotune = 0, keep_text = 0, executable = 1, pack = 1;
+    PyObject *table[TABLE_OBJECTS];
+    ProgramArgs given;
+    CompileOptions *options = &given.options;
     unsigned long long fail_allocation = 0;
+    program_args_init(&given);
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszK:compile", keywords, &table[0], &table[1], &table[2], &table[3],
-            &table[4], &table[5], &table[6], &table[7], &table[8], &options.target, &options.passes, &options.alpha,
-            &autotune, &keep_text, &executable, &pack, &options.threads, &keepalive, &npu_mode, &device, &precision,
-            &fold, &f32_types, &f32_border, &options.npu.config, &options.npu.cache_dir, &fail_allocation))
+            &table[4], &table[5], &table[6], &table[7], &table[8], &options->target, &options->passes, &options->alpha,
+            &given.autotune, &given.keep_text, &given.executable, &given.pack, &options->threads, &given.keepalive,
+            &given.npu_mode, &given.device, &given.precision, &given.fold, &given.f32_types, &given.f32_border,
+            &options->npu.config, &options->npu.cache_dir, &fail_allocation))
         return NULL;
-    if (!read_npu(state, npu_mode, precision, device, &options.npu)) return NULL;
-    options.npu.fold = fold;
-    options.npu.f32_types = f32_types;
-    options.npu.f32_border = f32_border;
-    options.autotune = autotune;
-    options.keep_text = keep_text;
-    options.executable = executable;
-    options.pack = pack;
-    if (options.threads < 1 || options.threads > MAX_THREADS)
-        return PyErr_Format(PyExc_ValueError, "threads: want 1 to %d, got %d", MAX_THREADS, options.threads);
-    if (!(options.alpha >= 0 && options.alpha <= 1)) {
-        PyErr_SetString(PyExc_ValueError, "alpha: want a number from 0 to 1");
-        return NULL;
-    }
+    if (!program_args_check(state, &given)) return NULL;
 
     TableArgs table_args;
     PyObject *result = NULL;
@@ -91,10 +55,10 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
         context_init(&ctx);
         ctx.fail_allocation = fail_allocation;
         door_leave(&door, &ctx, COMPILE_POLL_MS);
-        Code code = forge_compile(&ctx, &table_args.table, &options, &program);
+        Code code = forge_compile(&ctx, &table_args.table, options, &program);
         door_enter(&door);
         if (code == CODE_OK)
-            result = make_program(module, program, keepalive);
+            result = make_program(module, program, given.keepalive);
         else
             raise_code(state, &ctx, code);
     }
@@ -363,6 +327,10 @@ static PyMethodDef program_methods[] = {
      "alive;\n"
      "for opaque values the object and 0. Returns the list of opaque outputs or None."},
     {"text", program_text, METH_O, "text(stage)\n--\n\nThe program as text, as it was at a stage of the compilation."},
+    {"portable", program_portable, METH_NOARGS,
+     "portable()\n--\n\n(text, constants): the final graph as load() takes it. Of each constant of the graph in order "
+     "(name, dtype,\nshape, strides in the text, address, strides of that memory), or None where the text has its "
+     "elements."},
     {"report", program_report, METH_NOARGS, "report()\n--\n\nWhat the compilation did, in times, counts and bytes."},
     {"upgrade", program_upgrade, METH_NOARGS,
      "upgrade()\n--\n\nCompiles the graphs with constant weights and swaps them in between calls; False if "

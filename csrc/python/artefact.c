@@ -1,0 +1,139 @@
+/* Programs as text and memory: Program.portable() and load(). */
+#include "python/core.h"
+
+/* --- Program.portable() ------------------------------------------------------------------------------------------- */
+static PyObject *numbers(const int64_t *items, uint8_t count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (uint8_t d = 0; tuple && d < count; d++) {
+        PyObject *item = PyLong_FromLongLong(items[d]);
+        if (item)
+            PyTuple_SET_ITEM(tuple, d, item);
+        else
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+/* (name, dtype, shape, strides in the text, address, strides of the memory), or None if the text spells it out or no
+ * node uses it. */
+static PyObject *describe(const Constant *stored, const Constant *original, bool used) {
+    if (!used || !forge_constant_external(stored)) Py_RETURN_NONE;
+    PyObject *shape = numbers(stored->shape, stored->rank), *strides = numbers(stored->strides, stored->rank);
+    PyObject *source = numbers(original->strides, original->rank), *result = NULL;
+    if (shape && strides && source)
+        result = Py_BuildValue("(zsOOKO)", stored->name, dtype_name(stored->dtype), shape, strides,
+                               (unsigned long long)(uintptr_t)original->data, source);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_XDECREF(source);
+    return result;
+}
+
+static PyObject *describe_all(const Graph *stored, const Graph *original) {
+    bool *used = PyMem_Calloc(stored->n_constants + 1, sizeof *used);
+    if (!used) return PyErr_NoMemory();
+    GRAPH_EACH(stored, id) {
+        const Node *node = graph_node(stored, id);
+        if (node->op == OP_constant) used[node_int(node, ATTR_index)] = true;
+    }
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < stored->n_constants; i++) {
+        PyObject *item = describe(&stored->constants[i], &original->constants[i], used[i]);
+        if (!item || PyList_Append(list, item) != 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    PyMem_Free(used);
+    return list;
+}
+
+PyObject *program_portable(PyObject *object, PyObject *unused) {
+    (void)unused;
+    const Program *program = ((ProgramObject *)object)->program;
+    Context ctx;
+    Arena arena;
+    Text text;
+    Graph *g = NULL;
+    context_init(&ctx);
+    arena_init(&arena);
+    text_init(&text);
+    Code code = forge_portable(&ctx, program, &arena, &g);
+    if (code == CODE_OK) code = graph_print(&ctx, g, &text);
+    if (code == CODE_OK) code = text_done(&ctx, &text);
+    PyObject *result = NULL, *constants = NULL, *string = NULL;
+    if (code == CODE_OK) constants = describe_all(g, program->graph);
+    arena_destroy(&arena);
+    if (code == CODE_OK && !constants)
+        text_destroy(&text);
+    else
+        string = text_or_error(PyType_GetModuleState(Py_TYPE(object)), &ctx, code, &text);
+    if (string && constants) result = PyTuple_Pack(2, string, constants);
+    Py_XDECREF(string);
+    Py_XDECREF(constants);
+    return result;
+}
+
+/* --- load() ------------------------------------------------------------------------------------------------------- */
+/* A sequence of (address, bytes) or None. */
+static bool read_constants(PyObject *sequence, ConstantData **out, size_t *count) {
+    PyObject *items = PySequence_Fast(sequence, "constants: want a sequence");
+    *out = NULL;
+    if (!items) return false;
+    *count = (size_t)PySequence_Fast_GET_SIZE(items);
+    ConstantData *data = PyMem_Calloc(*count + 1, sizeof *data);
+    bool ok = data != NULL;
+    if (!ok) PyErr_NoMemory();
+    for (size_t i = 0; ok && i < *count; i++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(items, (Py_ssize_t)i);
+        unsigned long long address;
+        long long bytes;
+        if (item == Py_None) continue;
+        if (!PyTuple_Check(item)) {
+            PyErr_Format(PyExc_TypeError, "constants[%zu]: want (address, bytes) or None", i);
+            ok = false;
+            continue;
+        }
+        ok = PyArg_ParseTuple(item, "KL", &address, &bytes);
+        data[i] = (ConstantData){(const void *)(uintptr_t)address, bytes};
+    }
+    Py_DECREF(items);
+    if (!ok) {
+        PyMem_Free(data);
+        return false;
+    }
+    *out = data;
+    return true;
+}
+
+PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"text",      "constants",  "target",   "keep_text", "executable",      "pack",
+                               "threads",   "keepalive",  "npu_mode", "device",    "precision",       "fold",
+                               "f32_types", "f32_border", "config",   "cache_dir", "fail_allocation", NULL};
+    ProgramArgs given;
+    PyObject *sequence;
+    const char *text;
+    Py_ssize_t size;
+    unsigned long long fail_allocation = 0;
+    program_args_init(&given);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|$spppiOsOspppszK:load", keywords, &text, &size, &sequence,
+                                     &given.options.target, &given.keep_text, &given.executable, &given.pack,
+                                     &given.options.threads, &given.keepalive, &given.npu_mode, &given.device,
+                                     &given.precision, &given.fold, &given.f32_types, &given.f32_border,
+                                     &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation))
+        return NULL;
+    const ModuleState *state = PyModule_GetState(module);
+    ConstantData *constants;
+    size_t n;
+    if (!program_args_check(state, &given) || !read_constants(sequence, &constants, &n)) return NULL;
+    Context ctx;
+    Door door;
+    Program *program = NULL;
+    context_init(&ctx);
+    ctx.fail_allocation = fail_allocation;
+    door_leave(&door, &ctx, COMPILE_POLL_MS);
+    Code code = forge_load(&ctx, text, (size_t)size, constants, n, &given.options, &program);
+    door_enter(&door);
+    PyMem_Free(constants);
+    if (code == CODE_OK) return make_program(module, program, given.keepalive);
+    raise_code(state, &ctx, code);
+    return NULL;
+}
