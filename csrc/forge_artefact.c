@@ -69,7 +69,7 @@ static Code bind_constants(Context *ctx, Graph *g, const ConstantData *constants
             if (constants[i].data) return fail(ctx, CODE_INVALID, "constant %u is in the graph and in the weights", i);
             continue;
         }
-        int64_t span;
+        int64_t span = 0;
         Code code = span_of(ctx, c, &span);
         if (code == CODE_OK && constants[i].bytes != span)
             code = fail(ctx, CODE_INVALID, "%lld bytes where the graph wants %lld", (long long)constants[i].bytes,
