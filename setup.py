@@ -102,7 +102,7 @@ class ParallelBuild(build_ext):
 class WithSoftwareNpu(build_py):
     """Puts the software NPU's sources into the package: forge_ugc/softnpu.py builds them where they are used."""
 
-    SOURCES = sorted((CSRC / "softnpu").glob("*.[ch]"))
+    SOURCES = sorted(f for f in (CSRC / "softnpu").iterdir() if f.suffix in (".c", ".h", ".def"))
 
     def _targets(self) -> list[str]:
         return [os.path.join(self.build_lib, "forge_ugc", "_softnpu", source.name) for source in self.SOURCES]

@@ -41,7 +41,7 @@ def _sources() -> list[Path]:
     here = Path(__file__).resolve().parent
     for folder in (here / "_softnpu", here.parent / "csrc" / "softnpu"):
         if folder.is_dir():
-            return sorted(folder.glob("*.[ch]"))
+            return sorted(f for f in folder.iterdir() if f.suffix in (".c", ".h", ".def"))
     raise RuntimeError(f"the software NPU's sources are missing beside {here}")
 
 

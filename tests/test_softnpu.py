@@ -259,7 +259,9 @@ def test_no_compiler() -> None:
 
 def test_compiler_command() -> None:
     """A command compiles as well: what it writes is the size of the blob, what it says is the log."""
-    command = 'test "$DEVICE" = npu4000 && grep -q Add "$XML" && test -s "${XML%.xml}.bin" && head -c 5000 /dev/zero >$BLOB'
+    command = (
+        'test "$DEVICE" = npu4000 && grep -q Add "$XML" && test -s "${XML%.xml}.bin" && head -c 5000 /dev/zero >$BLOB'
+    )
     with software_npu(compiler=command, check=True) as npu:
         client = Client(npu.loader, 16)
         graph = compiled(client)

@@ -4,8 +4,7 @@
 
 #include "driver.h"
 
-/* --- properties ------------------------------------------------------------------------------------------------------
- */
+/* --- properties -------------------------------------------------------------------------------------------------- */
 
 ze_result_t graph_get_properties(Graph *graph, ze_graph_properties_3_t *out) {
     ENTER(pfnGetProperties);
@@ -131,8 +130,7 @@ ze_result_t graph_get_metadata(Graph *graph, uint32_t index, ze_graph_argument_m
     return OK;
 }
 
-/* --- values and commands ---------------------------------------------------------------------------------------------
- */
+/* --- values and commands ----------------------------------------------------------------------------------------- */
 
 static ze_result_t set_value(Graph *graph, uint32_t index, const void *value) {
     if (index >= graph->count) return ZE_RESULT_ERROR_INVALID_ARGUMENT;

@@ -10,8 +10,7 @@
 
 #include "softnpu.h"
 
-/* --- the source ------------------------------------------------------------------------------------------------------
- */
+/* --- the source -------------------------------------------------------------------------------------------------- */
 
 /* Packed, little endian: u16 major, u16 minor, u32 number of parts (2), u64 size, xml, u64 size, weights. */
 ze_result_t source_parse(const uint8_t *data, size_t bytes, Source *out, char *log, size_t log_size) {
@@ -88,8 +87,7 @@ void layer_of_tensor(const Source *source, const char *name, char *out, size_t s
     }
 }
 
-/* --- options ---------------------------------------------------------------------------------------------------------
- */
+/* --- options ----------------------------------------------------------------------------------------------------- */
 
 static const char options[] =
     "NPU_PLATFORM DEVICE_ID PERFORMANCE_HINT PERFORMANCE_HINT_NUM_REQUESTS INFERENCE_PRECISION_HINT "
@@ -145,17 +143,16 @@ static const char *flags_wrong(const Source *source, char *detail, size_t size) 
     return NULL;
 }
 
-/* --- the compiler ----------------------------------------------------------------------------------------------------
- */
+/* --- the compiler ------------------------------------------------------------------------------------------------ */
 
-static bool put_file(const char *path, const void *data, size_t bytes) {
+bool file_write(const char *path, const void *data, size_t bytes) {
     FILE *f = fopen(path, "wb");
     if (!f) return false;
     bool good = fwrite(data, 1, bytes, f) == bytes;
     return fclose(f) == 0 && good;
 }
 
-static uint8_t *get_file(const char *path, size_t *bytes) {
+uint8_t *file_read(const char *path, size_t *bytes) {
     FILE *f = fopen(path, "rb");
     long size = f && !fseek(f, 0, SEEK_END) ? ftell(f) : 0;
     uint8_t *data = size > 0 && !fseek(f, 0, SEEK_SET) ? malloc((size_t)size) : NULL;
@@ -189,9 +186,9 @@ static ze_result_t ask_command(const Settings *s, const Source *source, uint8_t 
     char stem[400], path[420];
     snprintf(stem, sizeof stem, "%s/graph-%u", s->folder, __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
     snprintf(path, sizeof path, "%s.xml", stem);
-    bool written = put_file(path, source->xml, source->xml_bytes);
+    bool written = file_write(path, source->xml, source->xml_bytes);
     snprintf(path, sizeof path, "%s.bin", stem);
-    written = written && put_file(path, source->bin, source->bin_bytes);
+    written = written && file_write(path, source->bin, source->bin_bytes);
     if (!written) {
         snprintf(log, log_size, "[NPU_VCL] cannot write %s\n", path);
         return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
@@ -202,13 +199,13 @@ static ze_result_t ask_command(const Settings *s, const Source *source, uint8_t 
     unlink(path);
     snprintf(path, sizeof path, "%s.blob.log", stem);
     size_t bytes = 0;
-    uint8_t *said = get_file(path, &bytes);
+    uint8_t *said = file_read(path, &bytes);
     if (!accepted)
         snprintf(log, log_size, "[NPU_VCL] Compiler returned msg:\n%.*s\n", (int)(bytes < 1500 ? bytes : 1500),
                  said ? (const char *)said : "");
     free(said);
     snprintf(path, sizeof path, "%s.blob", stem);
-    if (accepted) *blob = get_file(path, blob_bytes);
+    if (accepted) *blob = file_read(path, blob_bytes);
     unlink(path);
     return accepted ? OK : ZE_RESULT_ERROR_INVALID_ARGUMENT;
 }

@@ -11,8 +11,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* --- settings --------------------------------------------------------------------------------------------------------
- */
+/* --- settings ---------------------------------------------------------------------------------------------------- */
 
 static Settings current = {
     .extension = ZE_MAKE_VERSION(1, 16),
@@ -111,17 +110,15 @@ EXPORT int softnpu_set(const char *key, const char *value) {
     return known ? 0 : -1;
 }
 
-/* --- faults and counters ---------------------------------------------------------------------------------------------
- */
+/* --- faults and counters ----------------------------------------------------------------------------------------- */
 
 static const char *const entry_names[ENTRY_COUNT] = {
-#define X(name) #name,
-    CORE_ENTRIES(X)
-#undef X
-#define X(since, name) #name,
-        GRAPH_TABLE(X)
-#undef X
-            "execution",
+#define CORE(name) #name,
+#define GRAPH(since, name, function) #name,
+#include "entries.def"
+#undef CORE
+#undef GRAPH
+    "execution",
 };
 
 static struct Fault {
@@ -182,8 +179,7 @@ EXPORT uint64_t softnpu_calls(unsigned index) {
 
 EXPORT void softnpu_lose(void) { lose_device(); }
 
-/* --- live objects ----------------------------------------------------------------------------------------------------
- */
+/* --- live objects ------------------------------------------------------------------------------------------------ */
 
 static const char *const kind_names[KIND_COUNT] = {
 #define X(name) #name,
@@ -251,8 +247,7 @@ EXPORT uint64_t softnpu_live(unsigned index, uint64_t *bytes) {
     return count;
 }
 
-/* --- misuses ---------------------------------------------------------------------------------------------------------
- */
+/* --- misuses ----------------------------------------------------------------------------------------------------- */
 
 static char misuses[16384];
 static size_t misuses_length;

@@ -36,8 +36,7 @@ static bool is_device(const Device *handle) {
 
 uint64_t machine_memory(void) { return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE); }
 
-/* --- wrapped handles -------------------------------------------------------------------------------------------------
- */
+/* --- wrapped handles --------------------------------------------------------------------------------------------- */
 
 static ze_result_t (*translate)(int type, void *handle, void **own);
 
@@ -55,8 +54,7 @@ void *unwrapped(int zel_type, void *handle) {
     return handle && translate && translate(zel_type, handle, &own) == OK ? own : handle;
 }
 
-/* --- driver ----------------------------------------------------------------------------------------------------------
- */
+/* --- driver ------------------------------------------------------------------------------------------------------ */
 
 ze_result_t driver_init(uint32_t flags) {
     ENTER(zeInit);
@@ -157,8 +155,7 @@ ze_result_t driver_extension_function(Driver *handle, const char *name, void **f
     return *function ? OK : ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
 }
 
-/* --- device ----------------------------------------------------------------------------------------------------------
- */
+/* --- device ------------------------------------------------------------------------------------------------------ */
 
 ze_result_t device_get(Driver *handle, uint32_t *count, Device **devices) {
     ENTER(zeDeviceGet);

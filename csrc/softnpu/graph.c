@@ -10,8 +10,7 @@
 
 static __thread char last_log[2048]; /* per thread, as the real driver's */
 
-/* --- blobs -----------------------------------------------------------------------------------------------------------
- */
+/* --- blobs ------------------------------------------------------------------------------------------------------- */
 
 /* Over the first bytes of every native blob. Without a compiler command the source follows; with one the blob is what
  * the command made, and the source lies in a file named after its hash, so that the size is the real one. */
@@ -38,13 +37,6 @@ static void source_path(const BlobHeader *header, const char *folder, char *path
     snprintf(path, size, "%s/%016llx.source", folder, (unsigned long long)header->source_hash);
 }
 
-static bool write_file(const char *path, const void *data, size_t bytes) {
-    FILE *f = fopen(path, "wb");
-    if (!f) return false;
-    bool good = fwrite(data, 1, bytes, f) == bytes;
-    return fclose(f) == 0 && good;
-}
-
 /* Makes the blob of a compiled source; takes `made`, what the command wrote. */
 static bool blob_make(const Settings *s, const uint8_t *source, size_t bytes, uint8_t *made, size_t made_bytes,
                       uint8_t **blob, size_t *blob_bytes) {
@@ -58,7 +50,7 @@ static bool blob_make(const Settings *s, const uint8_t *source, size_t bytes, ui
         memcpy(made, &header, sizeof header);
         *blob = made;
         *blob_bytes = made_bytes;
-        return write_file(path, source, bytes);
+        return file_write(path, source, bytes);
     }
     free(made);
     *blob = malloc(sizeof header + bytes);
@@ -86,11 +78,7 @@ static ze_result_t blob_open(const Settings *s, const uint8_t *blob, size_t byte
     if (header.outside) {
         char path[512];
         source_path(&header, s->folder, path, sizeof path);
-        FILE *f = fopen(path, "rb");
-        *own = f ? malloc(header.source_bytes) : NULL;
-        *source_bytes = *own ? fread(*own, 1, header.source_bytes, f) : 0;
-        *source = *own;
-        if (f) fclose(f);
+        *source = *own = file_read(path, source_bytes);
     } else {
         *source = blob + sizeof header;
         *source_bytes = bytes - sizeof header;
@@ -102,8 +90,7 @@ static ze_result_t blob_open(const Settings *s, const uint8_t *blob, size_t byte
     return ZE_RESULT_ERROR_INVALID_NATIVE_BINARY;
 }
 
-/* --- graphs ----------------------------------------------------------------------------------------------------------
- */
+/* --- graphs ------------------------------------------------------------------------------------------------------ */
 
 static void graph_release(Graph *g) {
     model_free(g->model);
@@ -257,8 +244,7 @@ static ze_result_t graph_destroy(Graph *g) {
     return told;
 }
 
-/* --- logs ------------------------------------------------------------------------------------------------------------
- */
+/* --- logs -------------------------------------------------------------------------------------------------------- */
 
 struct BuildLog {
     Object object;
@@ -302,8 +288,7 @@ static ze_result_t log_destroy(BuildLog *log) {
     return told;
 }
 
-/* --- blobs, initialisation -------------------------------------------------------------------------------------------
- */
+/* --- blobs, initialisation --------------------------------------------------------------------------------------- */
 
 static ze_result_t native_binary(Graph *g, size_t *size, uint8_t *out) {
     ENTER(pfnGetNativeBinary);
@@ -338,8 +323,7 @@ static ze_result_t evict(Graph *g) {
     return OK; /* its memory comes back when the graph runs again */
 }
 
-/* --- the device's graph properties -----------------------------------------------------------------------------------
- */
+/* --- the device's graph properties ------------------------------------------------------------------------------- */
 
 static void fill_device(ze_device_graph_properties_t *p) {
     Settings s = settings();
@@ -472,8 +456,7 @@ static ze_result_t query_destroy(Query *query) {
     return told;
 }
 
-/* --- the table -------------------------------------------------------------------------------------------------------
- */
+/* --- the table --------------------------------------------------------------------------------------------------- */
 
 static Function *table;
 
@@ -482,48 +465,15 @@ static void make_table(void) {
         uint32_t since;
         Function function;
     } all[] = {
-        {0, (Function)create_1},
-        {0, (Function)graph_destroy},
-        {0, (Function)graph_get_properties},
-        {0, (Function)graph_get_argument},
-        {0, (Function)graph_set_argument},
-        {0, (Function)graph_append_initialize},
-        {0, (Function)graph_append_execute},
-        {0, (Function)native_binary},
-        {0, (Function)device_graph},
-        {1, (Function)graph_get_metadata},
-        {1, (Function)graph_get_argument_2},
-        {2, (Function)graph_get_argument_3},
-        {3, (Function)query_create},
-        {3, (Function)query_destroy},
-        {3, (Function)query_layers},
-        {4, (Function)log_string},
-        {5, (Function)create_2},
-        {5, (Function)query_create_2},
-        {5, (Function)context_memory},
-        {6, (Function)device_graph_2},
-        {7, (Function)native_binary_2},
-        {8, (Function)graph_get_properties_2},
-        {8, (Function)initialize},
-        {11, (Function)supported_options},
-        {11, (Function)option_supported},
-        {12, (Function)create_3},
-        {12, (Function)graph_get_properties_3},
-        {12, (Function)log_string_2},
-        {12, (Function)log_destroy},
-        {15, (Function)graph_set_argument_2},
-        {16, (Function)evict},
+#define CORE(name)
+#define GRAPH(since, name, function) {since, (Function)function},
+#include "entries.def"
+#undef CORE
+#undef GRAPH
     };
-    enum {
-        SLOTS = 0
-#define X(since, name) +1
-        GRAPH_TABLE(X)
-#undef X
-    };
-    _Static_assert(sizeof all / sizeof *all == SLOTS, "a function for each slot");
     uint32_t minor = settings().extension & 0xffff;
     size_t count = 0, page = (size_t)sysconf(_SC_PAGESIZE);
-    while (count < SLOTS && all[count].since <= minor) count++;
+    while (count < sizeof all / sizeof *all && all[count].since <= minor) count++;
     char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED || mprotect(pages + page, page, PROT_NONE)) return;
     table = (Function *)(void *)(pages + page - count * sizeof *table);

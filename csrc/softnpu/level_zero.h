@@ -58,8 +58,7 @@ typedef struct ze_uuid_t {
     uint8_t id[16];
 } ze_uuid_t;
 
-/* --- driver and device ----------------------------------------------------------------------------------------------
- */
+/* --- driver and device ------------------------------------------------------------------------------------------- */
 
 #define ZE_INIT_FLAG_GPU_ONLY 1u
 #define ZE_INIT_FLAG_VPU_ONLY 2u
@@ -132,8 +131,7 @@ typedef struct ze_device_external_memory_properties_t {
     uint32_t memoryAllocationImportTypes, memoryAllocationExportTypes, imageImportTypes, imageExportTypes;
 } ze_device_external_memory_properties_t;
 
-/* --- context, memory, queue, list, fence, event ----------------------------------------------------------------------
- */
+/* --- context, memory, queue, list, fence, event ------------------------------------------------------------------ */
 
 #define ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS 1u
 #define ZE_FENCE_FLAG_SIGNALED 1u
@@ -193,8 +191,7 @@ typedef struct ze_event_desc_t {
 /* zelLoaderTranslateHandle's names of handle types */
 enum { ZEL_HANDLE_DEVICE = 1, ZEL_HANDLE_CONTEXT = 2, ZEL_HANDLE_COMMAND_LIST = 4, ZEL_HANDLE_EVENT = 7 };
 
-/* --- graph extension -------------------------------------------------------------------------------------------------
- */
+/* --- graph extension --------------------------------------------------------------------------------------------- */
 
 #define ZE_GRAPH_EXT_NAME "ZE_extension_graph"
 #define ZE_MAX_GRAPH_ARGUMENT_NAME 256
@@ -328,41 +325,6 @@ typedef struct ze_graph_argument_value_tensor_t {
     void *pNext;
     const void *pTensor;
 } ze_graph_argument_value_tensor_t;
-
-/* Slots of the table that zeDriverGetExtensionFunctionAddress(ZE_GRAPH_EXT_NAME) gives, by the version that added
- * them; 1.9, 1.10, 1.13 and 1.14 added none. */
-#define GRAPH_TABLE(X)                                                                                                 \
-    X(0, pfnCreate)                                                                                                    \
-    X(0, pfnDestroy)                                                                                                   \
-    X(0, pfnGetProperties)                                                                                             \
-    X(0, pfnGetArgumentProperties)                                                                                     \
-    X(0, pfnSetArgumentValue)                                                                                          \
-    X(0, pfnAppendGraphInitialize)                                                                                     \
-    X(0, pfnAppendGraphExecute)                                                                                        \
-    X(0, pfnGetNativeBinary)                                                                                           \
-    X(0, pfnDeviceGetGraphProperties)                                                                                  \
-    X(1, pfnGraphGetArgumentMetadata)                                                                                  \
-    X(1, pfnGetArgumentProperties2)                                                                                    \
-    X(2, pfnGetArgumentProperties3)                                                                                    \
-    X(3, pfnQueryNetworkCreate)                                                                                        \
-    X(3, pfnQueryNetworkDestroy)                                                                                       \
-    X(3, pfnQueryNetworkGetSupportedLayers)                                                                            \
-    X(4, pfnBuildLogGetString)                                                                                         \
-    X(5, pfnCreate2)                                                                                                   \
-    X(5, pfnQueryNetworkCreate2)                                                                                       \
-    X(5, pfnQueryContextMemory)                                                                                        \
-    X(6, pfnDeviceGetGraphProperties2)                                                                                 \
-    X(7, pfnGetNativeBinary2)                                                                                          \
-    X(8, pfnGetProperties2)                                                                                            \
-    X(8, pfnGraphInitialize)                                                                                           \
-    X(11, pfnCompilerGetSupportedOptions)                                                                              \
-    X(11, pfnCompilerIsOptionSupported)                                                                                \
-    X(12, pfnCreate3)                                                                                                  \
-    X(12, pfnGetProperties3)                                                                                           \
-    X(12, pfnBuildLogGetString2)                                                                                       \
-    X(12, pfnBuildLogDestroy)                                                                                          \
-    X(15, pfnSetArgumentValue2)                                                                                        \
-    X(16, pfnEvict)
 
 /* The sizes are those of the C structures on a 64-bit machine. */
 _Static_assert(sizeof(ze_device_properties_t) == 368, "ze_device_properties_t");

@@ -43,8 +43,7 @@ ze_result_t context_status(Context *context) {
     return context_lost(context) ? ZE_RESULT_ERROR_DEVICE_LOST : OK;
 }
 
-/* --- memory ----------------------------------------------------------------------------------------------------------
- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 

@@ -30,8 +30,7 @@ struct timespec deadline_after(uint64_t nanoseconds) {
     return t;
 }
 
-/* --- command lists ---------------------------------------------------------------------------------------------------
- */
+/* --- command lists ----------------------------------------------------------------------------------------------- */
 
 ze_result_t list_create(Context *context, Device *device, const ze_command_list_desc_t *desc, List **list) {
     ENTER(zeCommandListCreate);
@@ -152,8 +151,7 @@ ze_result_t list_reset_event(List *list, Event *event) {
     return list_append(list, (Command){.kind = COMMAND_RESET, .event = event}, NULL, 0, NULL);
 }
 
-/* --- queues ----------------------------------------------------------------------------------------------------------
- */
+/* --- queues ------------------------------------------------------------------------------------------------------ */
 
 typedef struct Job { /* the lists of one submission */
     Fence *fence;
@@ -379,8 +377,7 @@ ze_result_t queue_execute(Queue *queue, uint32_t count, List **lists, Fence *fen
     return queue->synchronous ? queue_synchronize(queue, UINT64_MAX) : OK;
 }
 
-/* --- fences ----------------------------------------------------------------------------------------------------------
- */
+/* --- fences ------------------------------------------------------------------------------------------------------ */
 
 ze_result_t fence_create(Queue *queue, const ze_fence_desc_t *desc, Fence **fence) {
     ENTER(zeFenceCreate);

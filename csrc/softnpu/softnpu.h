@@ -26,36 +26,15 @@
 #define EXPORT __attribute__((visibility("default")))
 #define OK ZE_RESULT_SUCCESS
 
-/* --- entry points (control.c) ----------------------------------------------------------------------------------------
- */
+/* --- entry points (control.c) ------------------------------------------------------------------------------------ */
 
-#define CORE_ENTRIES(X)                                                                                                \
-    X(zeInit)                                                                                                          \
-    X(zeInitDrivers)                                                                                                   \
-    X(zeDriverGet) X(zeDriverGetApiVersion) X(zeDriverGetProperties) X(zeDriverGetIpcProperties)                       \
-        X(zeDriverGetExtensionProperties) X(zeDriverGetExtensionFunctionAddress) X(zeDeviceGet)                        \
-            X(zeDeviceGetProperties) X(zeDeviceGetCommandQueueGroupProperties) X(zeDeviceGetMemoryProperties)          \
-                X(zeDeviceGetExternalMemoryProperties) X(zeDeviceGetStatus) X(zeDeviceGetGlobalTimestamps)             \
-                    X(zeContextCreate) X(zeContextDestroy) X(zeContextGetStatus) X(zeMemAllocHost) X(zeMemAllocDevice) \
-                        X(zeMemAllocShared) X(zeMemFree) X(zeMemGetAllocProperties) X(zeMemGetAddressRange)            \
-                            X(zeCommandListCreate) X(zeCommandListDestroy) X(zeCommandListClose) X(zeCommandListReset) \
-                                X(zeCommandListAppendMemoryCopy) X(zeCommandListAppendBarrier)                         \
-                                    X(zeCommandListAppendSignalEvent) X(zeCommandListAppendWaitOnEvents)               \
-                                        X(zeCommandListAppendEventReset) X(zeCommandQueueCreate)                       \
-                                            X(zeCommandQueueDestroy) X(zeCommandQueueExecuteCommandLists)              \
-                                                X(zeCommandQueueSynchronize) X(zeFenceCreate) X(zeFenceDestroy)        \
-                                                    X(zeFenceHostSynchronize) X(zeFenceQueryStatus) X(zeFenceReset)    \
-                                                        X(zeEventPoolCreate) X(zeEventPoolDestroy) X(zeEventCreate)    \
-                                                            X(zeEventDestroy) X(zeEventHostSignal) X(zeEventHostReset) \
-                                                                X(zeEventHostSynchronize) X(zeEventQueryStatus)
 typedef enum Entry {
-#define X(name) ENTRY_##name,
-    CORE_ENTRIES(X)
-#undef X
-#define X(since, name) ENTRY_##name,
-        GRAPH_TABLE(X)
-#undef X
-            ENTRY_execution, /* no function: a graph's execution on the device, whose failure the fence reports */
+#define CORE(name) ENTRY_##name,
+#define GRAPH(since, name, function) ENTRY_##name,
+#include "entries.def"
+#undef CORE
+#undef GRAPH
+    ENTRY_execution, /* no function: a graph's execution on the device, whose failure the fence reports */
     ENTRY_COUNT
 } Entry;
 
@@ -70,8 +49,7 @@ ze_result_t enter(Entry entry);
 /* The build log that came with the last fault of a creating entry point, "" without one. */
 const char *fault_log(Entry entry);
 
-/* --- settings (control.c) --------------------------------------------------------------------------------------------
- */
+/* --- settings (control.c) ---------------------------------------------------------------------------------------- */
 
 typedef struct Settings {
     uint32_t extension; /* ZE_MAKE_VERSION(1, n); 0: no graph extension */
@@ -92,8 +70,7 @@ typedef struct Settings {
 } Settings;
 Settings settings(void); /* a copy; the texts live for ever */
 
-/* --- objects (control.c) ---------------------------------------------------------------------------------------------
- */
+/* --- objects (control.c) ----------------------------------------------------------------------------------------- */
 
 #define KINDS(X)                                                                                                       \
     X(context) X(allocation) X(import) X(queue) X(list) X(fence) X(event_pool) X(event) X(graph) X(log) X(query)
@@ -126,8 +103,7 @@ void misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
         if (!(pointer)) return ZE_RESULT_ERROR_INVALID_NULL_POINTER;                                                   \
     } while (0)
 
-/* --- driver.c --------------------------------------------------------------------------------------------------------
- */
+/* --- driver.c ---------------------------------------------------------------------------------------------------- */
 
 typedef struct Driver Driver;
 typedef struct Device Device;
@@ -142,8 +118,7 @@ extern uint64_t losses; /* of the device, so far; under device_lock */
 void lose_device(void); /* for all contexts that exist now */
 bool device_gone(void); /* lost, and it does not recover */
 
-/* --- memory.c --------------------------------------------------------------------------------------------------------
- */
+/* --- memory.c ---------------------------------------------------------------------------------------------------- */
 
 typedef struct Allocation {
     Object object;
@@ -167,8 +142,7 @@ size_t memory_room(Context *context, const void *pointer);
 bool memory_use(Context *context, const void *pointer, size_t bytes, int change);
 bool memory_fits(uint64_t bytes); /* in the device's limit, with what is allocated */
 
-/* --- queue.c ---------------------------------------------------------------------------------------------------------
- */
+/* --- queue.c ----------------------------------------------------------------------------------------------------- */
 
 /* One lock and one condition for the state of queues, lists, fences, events and running executions. */
 extern pthread_mutex_t device_lock;
@@ -212,8 +186,7 @@ typedef struct Event {
 } Event;
 typedef struct EventPool EventPool;
 
-/* --- graph.c, argument.c ---------------------------------------------------------------------------------------------
- */
+/* --- graph.c, argument.c ----------------------------------------------------------------------------------------- */
 
 typedef struct Graph {
     Object object;
@@ -246,8 +219,7 @@ ze_result_t graph_append_initialize(List *list, Graph *graph, Event *signal, uin
 ze_result_t graph_append_execute(List *list, Graph *graph, void *profiling, Event *signal, uint32_t n_wait,
                                  Event **wait);
 
-/* --- compiler.c ------------------------------------------------------------------------------------------------------
- */
+/* --- compiler.c -------------------------------------------------------------------------------------------------- */
 
 typedef struct Source { /* a graph as the compiler gets it */
     const char *xml, *flags;
@@ -262,6 +234,8 @@ ze_result_t source_parse(const uint8_t *data, size_t bytes, Source *out, char *l
 ze_result_t compiler_run(const Source *source, uint8_t **blob, size_t *blob_bytes, char *log, size_t log_size);
 bool compiler_knows_option(const char *name, size_t length);
 const char *compiler_options(void); /* separated by spaces */
+bool file_write(const char *path, const void *data, size_t bytes);
+uint8_t *file_read(const char *path, size_t *bytes); /* malloc; NULL: it cannot be read, or is empty */
 /* Name of the layer that makes tensor `name`, "" unknown. */
 void layer_of_tensor(const Source *source, const char *name, char *out, size_t size);
 
