@@ -30,6 +30,7 @@ DTYPES = {
     "i64": np.int64,
 }  # fmt: skip
 PRECISIONS = ("fp16", "w8a16", "w4a16")
+TOOL = cbuild.ROOT / "tests" / "c" / "tools" / "emit_ir.c"
 
 
 class Refused(Exception):
@@ -62,6 +63,12 @@ def table_bytes(arrays: dict[str, Any]) -> bytes:
         data = _constant(row, arrays["dims"])
         parts.append(_array(data, len(data)))
     return b"".join(parts)
+
+
+def reasons() -> dict[str, str]:
+    """Each operator's name, and why the emitter does not take it; "" if it does."""
+    done = subprocess.run([cbuild.program(TOOL), "--table"], capture_output=True, text=True, check=True)
+    return dict(line.split("\t") for line in done.stdout.splitlines())
 
 
 class Model:
@@ -112,10 +119,9 @@ def emit_table(
     folder = Path(tempfile.mkdtemp(prefix="forge-ir-"))
     _made.append(folder)
     (folder / "table").write_bytes(table_bytes(arrays))
-    program = cbuild.program(cbuild.ROOT / "tests" / "c" / "tools" / "emit_ir.c")
     flags = [int(border), int(f32), PRECISIONS.index(precision), forms, int(arguments), passes]
     done = subprocess.run(
-        [program, folder / "table", folder / "model", *map(str, flags)], capture_output=True, text=True
+        [cbuild.program(TOOL), folder / "table", folder / "model", *map(str, flags)], capture_output=True, text=True
     )
     if done.returncode == 2:
         raise Refused(done.stdout)

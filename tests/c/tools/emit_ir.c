@@ -3,7 +3,9 @@
  * Reads a node table with its constants' memory, runs the passes for npu4000, and writes all instructions of
  * the program, wherever placement would have put them, as one block: PREFIX.xml, PREFIX.bin, and PREFIX.args with the
  * weight arguments one after the other if ARGUMENTS asks for constants as such. Prints what the ports are. An
- * instruction that the NPU does not take is named, with its reason, and ends it with status 2. */
+ * instruction that the NPU does not take is named, with its reason, and ends it with status 2.
+ *
+ * emit_ir --table: each operator's name, and after a tab why the NPU does not take it, if so. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,6 +119,7 @@ static Code make_block(Job *job, bool arguments, bool *refused) {
     for (uint32_t i = 0; i < ir->n_instrs; i++) {
         const Instr *instr = &ir->instrs[i];
         const char *reason = capability(job->options.target, DEVICE_NPU, ir->graph, instr->node);
+        printf("op %u : %s\n", i, op_info(instr->op)->name);
         if (reason) printf("refused %s: %s\n", op_info(instr->op)->name, reason);
         *refused = *refused || reason;
         instrs[i] = i;
@@ -195,10 +198,19 @@ static Code run(Context *ctx, char **argv, bool *refused) {
     return CODE_OK;
 }
 
+static int print_table(void) {
+    for (int op = 0; op < OP_COUNT; op++) {
+        const char *reason = emit_reason((Op)op);
+        printf("%s\t%s\n", op_info((Op)op)->name, reason ? reason : "");
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     Context ctx;
     bool refused = false;
     context_init(&ctx);
+    if (argc == 2 && strcmp(argv[1], "--table") == 0) return print_table();
     if (argc != 9) return 1;
     if (run(&ctx, argv, &refused) != CODE_OK) {
         fprintf(stderr, "%s\n", ctx.text);
