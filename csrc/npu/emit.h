@@ -1,5 +1,5 @@
-/* The emitter's inside: what the files that write operators (emit_elementwise.c, emit_move.c, emit_reduce.c, emit_nn.c)
- * use. Internal to npu/.
+/* The emitter's inside: what the files that write operators (emit_elementwise.c, emit_move.c, emit_reduce.c,
+ * emit_linear.c ...) use. Internal to npu/.
  *
  * A graph of OpenVINO layers is built first and written as xml at the end, so layers that nothing reads cost nothing. A
  * Wire is one output of a layer, with its type.
@@ -127,7 +127,7 @@ Code emit_triangle(Emitter *e);
 Code emit_full(Emitter *e);
 Code emit_arange(Emitter *e);
 Code emit_slice_scatter(Emitter *e);
-Code emit_linear(Emitter *e); /* emit_nn.c, as those below */
+Code emit_linear(Emitter *e); /* emit_linear.c, emit_attention.c, emit_norm.c, as those below */
 Code emit_matmul(Emitter *e);
 Code emit_attention(Emitter *e);
 Code emit_conv(Emitter *e);

@@ -83,7 +83,8 @@ enum {
     FORM_STACKED_QUERIES = 1 << 1, /* grouped queries: heads of a group along the sequence, no repeated K and V */
     FORM_RMS = 1 << 2,             /* rms_norm as one operator */
     FORM_MVN = 1 << 3,             /* layer_norm by MVN; else by means */
-    /* further ones: add here, describe in one line */
+    FORM_SPLIT_N = 1 << 4,         /* q, k and v of one projection as contractions of their own */
+    FORM_SPLIT_K = 1 << 5,         /* a contraction over a long K as two that are added */
 };
 
 typedef struct EmitOptions {
