@@ -6,7 +6,7 @@
 uint32_t emit_default_forms(const Target *target, Precision precision) {
     (void)target;
     (void)precision;
-    return FORM_SDPA | FORM_RMS | FORM_MVN;
+    return FORM_SDPA | FORM_STACKED_QUERIES | FORM_MVN | FORM_SPLIT_N | FORM_SPLIT_K;
 }
 
 static int64_t bytes_of(DType dtype, const WireType *type) {

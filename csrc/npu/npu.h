@@ -81,10 +81,9 @@ MUST_USE Code npu_plan(Context *ctx, Arena *arena, const Npuir *ir, const Segmen
 enum {
     FORM_SDPA = 1 << 0,            /* attention as one ScaledDotProductAttention; else MatMul, Add, SoftMax, MatMul */
     FORM_STACKED_QUERIES = 1 << 1, /* grouped queries: heads of a group along the sequence, no repeated K and V */
-    FORM_RMS = 1 << 2,             /* rms_norm as one operator */
-    FORM_MVN = 1 << 3,             /* layer_norm by MVN; else by means */
-    FORM_SPLIT_N = 1 << 4,         /* q, k and v of one projection as contractions of their own */
-    FORM_SPLIT_K = 1 << 5,         /* a contraction over a long K as two that are added */
+    FORM_MVN = 1 << 2,             /* layer_norm by MVN; else by means */
+    FORM_SPLIT_N = 1 << 3,         /* q, k and v of one projection as contractions of their own */
+    FORM_SPLIT_K = 1 << 4,         /* a contraction over a long K as two that are added */
 };
 
 typedef struct EmitOptions {
