@@ -9,15 +9,18 @@ VENV   ?= .venv
 PY      = $(VENV)/bin/python
 PIP     = $(PY) -m pip --disable-pip-version-check -q
 export HF_HUB_OFFLINE = 1
+# What `make bench` measures: python -m benchmarks --help
+BENCH  ?= --budget 20
 MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-all build tool sanitize lint format clean
+.PHONY: help demo bench test test-all build tool sanitize lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      build, then run a sentence encoder and a small GPT-2 through forge_ugc.compile"
 	@echo "make test      build, then run the tests (at most 25 minutes on 2 cores)"
 	@echo "make test-all  the same with the long forms"
+	@echo "make bench     the paper's tables beside OpenVINO, ONNX Runtime, inductor and eager, in about 20 minutes"
 	@echo "make tool      build/forge-opt: passes on IR text, without Python"
 	@echo "make sanitize  C tests and a Python smoke test under ASan and UBSan"
 	@echo "make lint      ruff, mypy, and clang-format where there is one"
@@ -25,6 +28,9 @@ help:
 
 demo: build
 	$(PY) examples/demo.py
+
+bench: build $(VENV)/.ready-bench
+	$(PY) -m benchmarks $(BENCH)
 
 test: build tool
 	$(PY) -m pytest
@@ -53,6 +59,10 @@ $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) install ruff mypy
+	touch $@
+
+$(VENV)/.ready-bench: $(VENV)/.ready
+	$(PIP) install --no-build-isolation -e ".[bench]"
 	touch $@
 
 build: $(VENV)/.ready

@@ -1,1 +1,1 @@
-"""Measurements. `python -m benchmarks.families --help` says what there is."""
+"""Measurements: `python -m benchmarks --help`."""

@@ -1,0 +1,229 @@
+"""The benchmark: one quick run of the command, and the parts that a machine may not show (counters, full memory)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from benchmarks import jobs, machine, measure, models, session, systems, tables
+from benchmarks.__main__ import jobs_of, parse, settings_of
+from benchmarks.energy import Rapl
+from benchmarks.table_compile import line
+
+ROOT = Path(__file__).parent.parent
+PEER = next((n for n in ("openvino", "onnxruntime") if not systems.SYSTEMS[n].missing()), None)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one run: forge, eager and a peer on two layers of GPT-2."""
+    out = tmp_path_factory.mktemp("results")
+    names = ",".join(n for n in ("forge", "eager", PEER) if n)
+    tables = "4,5,6,7,9,16,20,21,22,latency,phases,memory"
+    done = run("--quick", "--fresh", "--models", "gpt2", "--systems", names, "--tables", tables, "--threads", "1",
+               "--out", str(out))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def data(quick: Path) -> dict:
+    return json.loads((quick / "results.json").read_text())
+
+
+def table(data: dict, name: str) -> list[dict[str, str]]:
+    found = next(t for t in data["tables"] if t["name"] == name)
+    assert all(len(row) == len(found["columns"]) for row in found["rows"]), name
+    return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+
+
+def test_all_asked_tables_have_rows(data):
+    for each in data["tables"]:
+        assert table(data, each["name"]), each["name"]
+
+
+def test_forge_is_eager(data):
+    (row,) = table(data, "6")
+    assert 0 < float(row["Forge-UGC max-abs"]) < 2.1e-5
+    assert float(row["Forge-UGC KL"]) < 8.4e-9
+    assert row["PPL eager"] == row["PPL Forge"]
+    if PEER:
+        assert float(row[f"{systems.label(PEER)} max-abs"]) < 1e-3
+
+
+def test_calls_were_measured(data):
+    rows = {row["System"]: row for row in table(data, "latency")}
+    assert {"Forge-UGC", "eager"} <= set(rows)
+    for row in rows.values():
+        assert 0 < float(row["P50"].replace(",", "")) <= float(row["P99"].replace(",", ""))
+        assert row["Calls"] == "4"
+        assert row["FLOP share"].endswith("%")
+    assert rows["Forge-UGC"]["/ Forge (quartiles)"].startswith("1.00")
+
+
+def test_compile_phases_make_up_the_compile_time(data):
+    row = next(r for r in table(data, "phases") if r["System"] == "Forge-UGC")
+    phases = [part.rsplit(" ", 1) for part in row["Phases (ms)"].split(", ")]
+    assert {"capture", "passes", "lower", "alloc", "schedule", "pack"} <= {name for name, _ in phases}
+    assert math.isclose(sum(float(ms) for _, ms in phases) / 1e3, float(row["To callable (s)"]), abs_tol=0.01)
+
+
+def test_nodes_get_fewer(data):
+    (row,) = table(data, "5")
+    assert int(row["torch.export"]) > int(row["Table"]) > int(row["Executed"]) > 0
+
+
+def test_npu_tables_say_what_they_are(data):
+    (row,) = table(data, "21")
+    assert row["Latency change"] == "not measured"
+    assert any("plan" in note for note in next(t for t in data["tables"] if t["name"] == "21")["notes"])
+
+
+def test_markdown_and_plots(quick):
+    text = (quick / "results.md").read_text()
+    assert "Table 4: Compilation time" in text and machine.cpuinfo()[0] in text
+    if importlib.util.find_spec("matplotlib"):
+        assert (quick / "latency.png").stat().st_size > 1000 and "(latency.png)" in text
+
+
+def test_measured_once_a_boot(data):
+    names = ",".join(n for n in ("forge", "eager", PEER) if n)
+    given = parse(["--quick", "--models", "gpt2", "--systems", names, "--tables", "5", "--threads", "1"])
+    (job,) = jobs_of([tables.all_makers()["5"]], settings_of(given))
+    results = jobs.Results()
+    results.measure(job, lambda text: pytest.fail(f"measured again: {text}"))
+    assert results(job)["nodes_captured"] > 0
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_help_and_list():
+    assert "examples:" in run("--help").stdout
+    shown = run("--list").stdout
+    assert all(name in shown for name in ("gpt2", "onnxruntime", "encoders", "22"))
+
+
+def test_unknown_names_are_errors():
+    done = run("--models", "gpt5")
+    assert done.returncode == 2 and "unknown name 'gpt5'" in done.stderr and "qwen2" in done.stderr
+
+
+def test_tables_4_to_22():
+    papers = {str(n) for n in range(4, 23)}
+    assert papers <= set(tables.all_makers())
+
+
+def test_budget_leaves_out_and_says_so():
+    settings = settings_of(parse(["--models", "gpt2", "--budget", "0.01"]))
+    results = jobs.Results(budget_s=0.6, fresh=True)
+    job = jobs.main_session(settings, "gpt2")
+    results.measure(job, lambda text: pytest.fail("it was measured"))
+    assert "left out" in results.missing[job] and results(job) is None
+    shown = tables.all_makers()["7"].make(settings, results)
+    assert shown.rows[0][1:] == ["-"] * 12 and any("budget" in note for note in shown.notes)
+
+
+def test_every_table_can_be_made_of_nothing():
+    settings = settings_of(parse([]))
+    for maker in tables.all_makers().values():
+        for job in maker.jobs(settings):
+            json.loads(job.key)
+        shown = maker.make(settings, jobs.Results())
+        assert all(len(row) == len(shown.columns) for row in shown.rows), maker.name
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def zone(root: Path, name: str, label: str, energy: int, span: int = 1000) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    for file, text in (("name", label), ("energy_uj", energy), ("max_energy_range_uj", span)):
+        (folder / file).write_text(f"{text}\n")
+    return folder
+
+
+def test_rapl_counts_packages_and_wraps(tmp_path):
+    first = zone(tmp_path, "intel-rapl:0", "package-0", 100)
+    second = zone(tmp_path, "intel-rapl:1", "package-1", 900)
+    zone(tmp_path, "intel-rapl:0:0", "core", 50)
+    zone(tmp_path, "intel-rapl:2", "psys", 5000)
+    zone(tmp_path, "intel-rapl-mmio:0", "package-0", 100)
+    rapl = Rapl(tmp_path)
+    assert rapl.reason == "" and len(rapl.zones) == 2
+    before = rapl.read()
+    (first / "energy_uj").write_text("400\n")
+    (second / "energy_uj").write_text("50\n")
+    assert rapl.joules(before, rapl.read()) == pytest.approx((300 + 150) * 1e-6)
+
+
+def test_rapl_without_a_counter(tmp_path):
+    assert Rapl(tmp_path / "none").reason.startswith("no counter")
+    assert "no package zone" in Rapl(tmp_path).reason
+    broken = zone(tmp_path, "intel-rapl:0", "package-0", 1)
+    (broken / "energy_uj").write_text("many\n")
+    assert "no counter" in Rapl(tmp_path).reason
+
+
+def test_statistics():
+    of = measure.Latency.of([0.001 * (i + 1) for i in range(100)])
+    assert (of.p50, of.p90, of.mean) == pytest.approx((50.5, 90.1, 50.5))
+    assert of.p99 == pytest.approx(99.01) and of.tail == pytest.approx(99.01 / 50.5)
+    ratio = measure.Ratio.of([[2.0, 2.0], [3.0, 3.0], [4.0, 4.0]], [[1.0, 1.0]] * 3)
+    assert (ratio.low, ratio.median, ratio.high) == (2.5, 3.0, 3.5)
+    slope, start, r2 = line([(1, 3.0), (2, 5.0), (4, 9.0)])
+    assert (slope, start, r2) == pytest.approx((2.0, 1.0, 1.0))
+
+
+def test_groups_keep_to_the_memory():
+    names = ["forge", "eager", "openvino", "openvino-default", "onnxruntime", "inductor"]
+    small, left_out = session.groups(names, 0.5, 23.0)
+    assert not left_out and len(small) == 1
+    assert ["openvino", "openvino-default"] in small[0].processes and small[0].processes[-1] == ["forge", "eager"]
+    large, left_out = session.groups(names, 4.6, 22.0)
+    assert not left_out and len(large) > 1
+    assert all(group.processes[-1] == ["forge", "eager"] for group in large)
+    measured = [n for group in large for process in group.processes[:-1] for n in process]
+    assert sorted(measured) == ["inductor", "onnxruntime", "openvino", "openvino-default"]
+    none, left_out = session.groups(names, 32.0, 22.0)
+    assert not none and set(left_out) == set(names) and "GB" in left_out["forge"]
+    alone, left_out = session.groups(names, 9.6, 22.0)
+    assert [g.processes for g in alone] == [[["forge", "eager"]]] and "openvino" in left_out
+
+
+def test_a_worker_that_dies_is_told(tmp_path):
+    with pytest.raises(session.WorkerError, match="exit status 1"):
+        session.Process(models.Subject("no such model"), ["eager"], 1, tmp_path)
+
+
+def test_systems_from_text():
+    assert systems.system("forge:alpha=0.4").options == {"alpha": "0.4"}
+    with pytest.raises(ValueError, match="unknown system"):
+        systems.system("tvm")
+    left = systems.pipeline_without("cse").split(",")
+    assert "cse" not in left and "dce" in left
+
+
+def test_probe():
+    peak = machine.peaks(0.005)
+    assert all(rate["core"] > 0.1 for rate in peak["gflops"].values()) and peak["gbytes"]["core"] > 0.1
+    assert machine.peak_gflops({"gflops": {"a": {"core": 2.0, "all": 3.0}}}, machine.cores()) == 3.0
+
+
+def test_cpuinfo():
+    name, flags = machine.cpuinfo("model name\t: X\nflags\t: avx2 fma\n\nmodel name\t: Y\n")
+    assert name == "X" and flags == {"avx2", "fma"}
