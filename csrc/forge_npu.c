@@ -5,16 +5,6 @@
 #include "exec/kernel.h"
 #include "forge_internal.h"
 
-/* Parts of npu/ that may not be there yet. */
-#pragma weak npu_session_create
-#pragma weak npu_session_destroy
-#pragma weak npu_session_backend
-#pragma weak npu_session_upgrade
-#pragma weak npu_session_report
-static Code missing(Context *ctx) {
-    return fail(ctx, CODE_UNSUPPORTED, "this part of the NPU's room is not there yet");
-}
-
 /* --- emulation ---------------------------------------------------------------------------------------------------- */
 typedef struct EmulatedWeights {
     const Graph *graph;
@@ -123,7 +113,6 @@ static EmitOptions emit_options(const Target *target, Precision precision, bool 
 
 static Code open_session(Context *ctx, Program *program, const Target *target, const CompileOptions *options) {
     const NpuOptions *npu = &options->npu;
-    if (!npu_session_create) return missing(ctx);
     const SessionOptions session = {
         .plan = {.fold = npu->fold ? FOLD_ALWAYS : FOLD_NEVER, .precision = npu->precision},
         .emit = emit_options(target, npu->precision, npu->f32_types, npu->f32_border),

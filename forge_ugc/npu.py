@@ -109,8 +109,10 @@ def _auto(precision: str, settings: dict[str, Any]) -> Choice:
 def _dispatched(facts: dict[str, Any], settings: dict[str, Any]) -> Choice:
     npu = NpuSettings(**settings)
     name = facts["device_name"] or "an NPU"
+    if facts["target"] not in name:
+        name += f" ({facts['target']})"
     driver = f" with driver {facts['driver_version']}" if facts["driver_version"] else ""
-    reason = f"{name} ({facts['target']}){driver}, in {npu.precision}"
+    reason = f"{name}{driver}, in {npu.precision}"
     return Choice("npu", facts["target"], npu.precision, reason, npu)
 
 

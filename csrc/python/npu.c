@@ -1,8 +1,6 @@
 /* The NPU's side of the door: the device, tiers, and models for OpenVINO. */
 #include "python/core.h"
 
-#pragma weak npu_session_report
-
 enum { EMIT_POLL_MS = 50, OPEN_POLL_MS = 50 };
 
 /* --- the device --------------------------------------------------------------------------------------------------- */
