@@ -534,6 +534,7 @@ static void test_threads(void) {
     NpuGraphDesc desc = desc_of(NULL);
     CHECK_OK(&ctx, npu_device_open(&ctx, fake, NULL, &device));
     CHECK_OK(&ctx, npu_graph_create(&ctx, device, &desc, &graph, NULL));
+    env("FAKE_SLOW", "1");
     for (int i = 0; i < THREADS; i++) {
         r[i] = (Runner){.device = device, .graph = graph, .id = i};
         CHECK_EQUAL(pthread_create(&r[i].thread, NULL, runner, &r[i]), 0);
@@ -542,6 +543,7 @@ static void test_threads(void) {
         pthread_join(r[i].thread, NULL);
         CHECK_EQUAL(r[i].wrong, 0);
     }
+    env("FAKE_SLOW", NULL);
     npu_graph_destroy(graph);
     npu_device_unref(device);
     CHECK_EQUAL(live(), 0);

@@ -9,6 +9,7 @@
  *   FAKE_REFUSE=1         native blobs are of another version;  2: so they say when they are initialised
  *   FAKE_STAGES=1         how graphs are initialised
  *   FAKE_BUSY_MS=200      how long an execution takes
+ *   FAKE_SLOW=1           setting an argument lets other threads run
  *   FAKE_IMPORT=1         system memory can be imported
  *   FAKE_ELEMENT=0x2      element type of arguments
  *
@@ -420,6 +421,7 @@ static ZeResult set_argument(ZeGraph g, uint32_t i, const void *value) {
     EXPECT(g && i < ARGUMENTS && value);
     ENTER("set_argument");
     g->set[i] = (float *)(uintptr_t)value;
+    if (number("FAKE_SLOW", 0)) nanosleep(&(struct timespec){0, 1000}, NULL);
     return ZE_SUCCESS;
 }
 static ZeResult append_initialize(ZeList l, ZeGraph g, ZeEvent e, uint32_t n, ZeEvent *wait) {
