@@ -1,5 +1,4 @@
 /* Host tensors with strides to row-major device memory and back. */
-#include <math.h>
 #include <string.h>
 
 #include "npu/session.h"
@@ -19,28 +18,10 @@ typedef struct Convert {
     StreamFn stream;
 } Convert;
 
-static void narrow_plain(const float *from, uint16_t *to, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        float x = from[i];
-        if (!isinf(x)) x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; /* NaN stays */
-        to[i] = f32_to_f16(x);
-    }
-}
-
-static void widen_plain(const uint16_t *from, float *to, int64_t n) {
-    for (int64_t i = 0; i < n; i++) to[i] = f16_to_f32(from[i]);
-}
-
 static Convert conversions(void) {
-    Convert c = {narrow_plain, widen_plain, widen_plain};
-#if (defined(__x86_64__) || defined(__i386__)) && !defined(FORGE_PORTABLE)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && weights_narrow_avx2() &&
-        convert_stream_avx2()) {
-        c.narrow = weights_narrow_avx2();
-        c.widen = weights_widen_avx2();
-        c.stream = convert_stream_avx2();
-    }
-#endif
+    const WeightKernels *k = weight_kernels();
+    Convert c = {k->narrow, k->widen, k->widen};
+    if (k == weight_kernels_avx2() && convert_stream_avx2()) c.stream = convert_stream_avx2();
     return c;
 }
 

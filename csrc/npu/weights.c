@@ -16,11 +16,6 @@
 
 enum { TILE_ROWS = 16, TILE_COLUMNS = 512 };
 
-typedef struct Convert {
-    NarrowFn narrow;
-    WidenFn widen;
-} Convert;
-
 static void narrow_plain(const float *from, uint16_t *to, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         float x = from[i];
@@ -33,15 +28,30 @@ static void widen_plain(const uint16_t *from, float *to, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = f16_to_f32(from[i]);
 }
 
-static Convert conversions(void) {
-    Convert c = {narrow_plain, widen_plain};
-#if (defined(__x86_64__) || defined(__i386__)) && !defined(FORGE_PORTABLE)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && weights_narrow_avx2()) {
-        c.narrow = weights_narrow_avx2();
-        c.widen = weights_widen_avx2();
+static float largest_plain(const float *from, int64_t n) {
+    float most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float size = fabsf(from[i]);
+        most = size > most || size != size ? size : most;
     }
+    return most;
+}
+
+static void quantise_plain(const float *from, int64_t n, float scale, float levels, int8_t *to) {
+    for (int64_t i = 0; i < n; i++) {
+        float q = from[i] / scale;
+        q = q > levels ? levels : q >= -levels ? q : -levels;
+        to[i] = (int8_t)(int32_t)((q + 0x1.8p23f) - 0x1.8p23f);
+    }
+}
+
+const WeightKernels *weight_kernels(void) {
+    static const WeightKernels plain = {narrow_plain, widen_plain, largest_plain, quantise_plain};
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(FORGE_PORTABLE)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && weight_kernels_avx2())
+        return weight_kernels_avx2();
 #endif
-    return c;
+    return &plain;
 }
 
 /* --- reading ------------------------------------------------------------------------------------------------------ */
@@ -58,7 +68,7 @@ typedef struct Plane {
     }                                                                                                                  \
     break
 
-static void read_f32(const Convert *c, DType dtype, const void *from, int64_t stride, int64_t n, float *to) {
+static void read_f32(const WeightKernels *k, DType dtype, const void *from, int64_t stride, int64_t n, float *to) {
     switch (dtype) {
     case DTYPE_BOOL:
     case DTYPE_U8: READ(uint8_t, x);
@@ -70,7 +80,7 @@ static void read_f32(const Convert *c, DType dtype, const void *from, int64_t st
     case DTYPE_BF16: READ(uint16_t, bf16_to_f32(x));
     case DTYPE_F16:
         if (stride == 1) {
-            c->widen(from, to, n);
+            k->widen(from, to, n);
             break;
         }
         READ(uint16_t, f16_to_f32(x));
@@ -88,33 +98,33 @@ static const char *element_at(const Plane *p, int64_t row, int64_t column) {
 }
 
 /* Rows [row, row + rows) x columns [column, column + columns) into `to`, rows `lead` apart. rows <= TILE_ROWS. */
-static void read_tile(const Convert *c, const Plane *p, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                      float *to, int64_t lead) {
+static void read_tile(const WeightKernels *k, const Plane *p, int64_t row, int64_t rows, int64_t column,
+                      int64_t columns, float *to, int64_t lead) {
     if (p->row_stride != 1 || p->column_stride == 1) {
         for (int64_t r = 0; r < rows; r++)
-            read_f32(c, p->dtype, element_at(p, row + r, column), p->column_stride, columns, to + r * lead);
+            read_f32(k, p->dtype, element_at(p, row + r, column), p->column_stride, columns, to + r * lead);
         return;
     }
     float line[TILE_ROWS];
-    for (int64_t k = 0; k < columns; k++) {
-        read_f32(c, p->dtype, element_at(p, row, column + k), 1, rows, line);
-        for (int64_t r = 0; r < rows; r++) to[r * lead + k] = line[r];
+    for (int64_t i = 0; i < columns; i++) {
+        read_f32(k, p->dtype, element_at(p, row, column + i), 1, rows, line);
+        for (int64_t r = 0; r < rows; r++) to[r * lead + i] = line[r];
     }
 }
 
 /* --- plain values ------------------------------------------------------------------------------------------------- */
-static void convert_plane(const Convert *c, const Plane *p, DType dtype, char *out) {
+static void convert_plane(const WeightKernels *k, const Plane *p, DType dtype, char *out) {
     float tile[TILE_ROWS * TILE_COLUMNS];
     size_t size = dtype_size(dtype);
     for (int64_t row = 0; row < p->rows; row += TILE_ROWS) {
         int64_t rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
         for (int64_t column = 0; column < p->columns; column += TILE_COLUMNS) {
             int64_t columns = p->columns - column < TILE_COLUMNS ? p->columns - column : TILE_COLUMNS;
-            read_tile(c, p, row, rows, column, columns, tile, TILE_COLUMNS);
+            read_tile(k, p, row, rows, column, columns, tile, TILE_COLUMNS);
             for (int64_t r = 0; r < rows; r++) {
                 void *to = out + (size_t)((row + r) * p->columns + column) * size;
                 if (dtype == DTYPE_F16)
-                    c->narrow(tile + r * TILE_COLUMNS, to, columns);
+                    k->narrow(tile + r * TILE_COLUMNS, to, columns);
                 else
                     memcpy(to, tile + r * TILE_COLUMNS, (size_t)columns * size);
             }
@@ -169,7 +179,7 @@ static void coalesce(View *v) {
 }
 
 static void fill_values(const Constant *constant, View view, DType dtype, char *out) {
-    Convert c = conversions();
+    const WeightKernels *k = weight_kernels();
     coalesce(&view);
     int rank = view.rank;
     size_t size = dtype_size(constant->dtype);
@@ -187,7 +197,7 @@ static void fill_values(const Constant *constant, View view, DType dtype, char *
         if (copy)
             copy_plane(&p, out);
         else
-            convert_plane(&c, &p, dtype, out);
+            convert_plane(k, &p, dtype, out);
         out += (size_t)(p.rows * p.columns) * dtype_size(dtype);
         int d = rank - 3;
         while (d >= 0 && ++at[d] == view.shape[d]) at[d--] = 0;
@@ -197,23 +207,10 @@ static void fill_values(const Constant *constant, View view, DType dtype, char *
 
 /* --- quantised: symmetric, a scale a row -------------------------------------------------------------------------- */
 /* max|row| / 127 (or 7) as f16 holds it; 1 for a row of zeros. */
-static float row_scale(const float *row, int64_t n, float levels) {
-    float most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        float size = fabsf(row[i]);
-        most = size > most || size != size ? size : most;
-    }
+static float scale_of(float most, float levels) {
     if (most == 0) return 1;
     float scale = f16_to_f32(f32_to_f16(most / levels));
     return scale == 0 ? 0x1p-24f : scale; /* the least number of f16 */
-}
-
-static void quantise_row(const float *row, int64_t n, float scale, float levels, int8_t *out) {
-    for (int64_t i = 0; i < n; i++) {
-        float q = row[i] / scale;
-        q = q > levels ? levels : q >= -levels ? q : -levels;    /* NaN too */
-        out[i] = (int8_t)(int32_t)((q + 0x1.8p23f) - 0x1.8p23f); /* to nearest even */
-    }
 }
 
 static void store_row(const WeightSource *source, const int8_t *q, int64_t row, int64_t n, uint8_t *out) {
@@ -221,7 +218,12 @@ static void store_row(const WeightSource *source, const int8_t *q, int64_t row, 
         memcpy(out + row * n, q, (size_t)n);
         return;
     }
-    for (int64_t i = 0; i < n; i++) {
+    int64_t i = 0;
+    if (row * n % 2 == 0) {
+        uint8_t *to = out + row * n / 2;
+        for (; i + 2 <= n; i += 2) to[i / 2] = (uint8_t)((q[i] & 15) | (q[i + 1] & 15) << 4);
+    }
+    for (; i < n; i++) {
         int64_t at = row * n + i;
         uint8_t bits = (uint8_t)(q[i] & 15);
         out[at / 2] = at % 2 ? (uint8_t)(out[at / 2] | bits << 4) : bits;
@@ -230,7 +232,7 @@ static void store_row(const WeightSource *source, const int8_t *q, int64_t row, 
 
 static Code fill_quantised(Context *ctx, const Constant *constant, const View *view, const WeightSource *source,
                            void *out) {
-    Convert c = conversions();
+    const WeightKernels *k = weight_kernels();
     int64_t n = view->shape[1];
     float levels = source->i4 ? 7.0f : 127.0f;
     Plane p = {(const char *)constant->data + view->offset * (int64_t)dtype_size(constant->dtype),
@@ -246,13 +248,14 @@ static Code fill_quantised(Context *ctx, const Constant *constant, const View *v
         free(q);
         return fail(ctx, CODE_NO_MEMORY, "out of memory");
     }
-    for (int64_t row = 0; row < p.rows; row += TILE_ROWS) {
-        int64_t rows = p.rows - row < TILE_ROWS ? p.rows - row : TILE_ROWS;
-        read_tile(&c, &p, row, rows, 0, n, tile, n);
+    int64_t height = p.column_stride == 1 ? 1 : TILE_ROWS; /* rows at a time */
+    for (int64_t row = 0; row < p.rows; row += height) {
+        int64_t rows = p.rows - row < height ? p.rows - row : height;
+        read_tile(k, &p, row, rows, 0, n, tile, n);
         for (int64_t r = 0; r < rows; r++) {
-            float scale = row_scale(tile + r * n, n, levels);
+            float scale = scale_of(k->largest(tile + r * n, n), levels);
             if (source->part == WEIGHT_VALUES) {
-                quantise_row(tile + r * n, n, scale, levels, q);
+                k->quantise(tile + r * n, n, scale, levels, q);
                 store_row(source, q, row + r, n, out);
             } else if (source->dtype == DTYPE_F32) {
                 ((float *)out)[row + r] = scale;

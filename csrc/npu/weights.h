@@ -8,8 +8,19 @@
 typedef void (*NarrowFn)(const float *from, uint16_t *to, int64_t n);
 /* f16 to f32. */
 typedef void (*WidenFn)(const uint16_t *from, float *to, int64_t n);
-/* NULL where they were not compiled for AVX2. They may run only where the processor has it. */
-NarrowFn weights_narrow_avx2(void);
-WidenFn weights_widen_avx2(void);
+/* max |from[i]|; NaN if there is one. */
+typedef float (*LargestFn)(const float *from, int64_t n);
+/* from[i] / scale to nearest even, within -levels .. levels; NaN gives -levels. */
+typedef void (*QuantiseFn)(const float *from, int64_t n, float scale, float levels, int8_t *to);
+
+typedef struct WeightKernels {
+    NarrowFn narrow;
+    WidenFn widen;
+    LargestFn largest;
+    QuantiseFn quantise;
+} WeightKernels;
+const WeightKernels *weight_kernels(void); /* the best for this processor */
+/* NULL where they were not compiled for AVX2. They may run only where the processor has AVX2 and F16C. */
+const WeightKernels *weight_kernels_avx2(void);
 
 #endif

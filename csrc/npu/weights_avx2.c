@@ -38,9 +38,56 @@ static void widen(const uint16_t *from, float *to, int64_t n) {
     memcpy(to + i, rest, (size_t)(n - i) * sizeof *to);
 }
 
-NarrowFn weights_narrow_avx2(void) { return narrow; }
-WidenFn weights_widen_avx2(void) { return widen; }
+/* Sizes compare as integers, and NaN is above all. */
+static float largest(const float *from, int64_t n) {
+    const __m256i size = _mm256_set1_epi32(0x7fffffff);
+    __m256i most = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256i x = _mm256_loadu_si256((const __m256i *)(from + i));
+        most = _mm256_max_epu32(most, _mm256_and_si256(x, size));
+    }
+    uint32_t lanes[8], top = 0, bits;
+    _mm256_storeu_si256((__m256i *)lanes, most);
+    for (int k = 0; k < 8; k++) top = lanes[k] > top ? lanes[k] : top;
+    for (; i < n; i++) {
+        memcpy(&bits, from + i, sizeof bits);
+        bits &= 0x7fffffffu;
+        top = bits > top ? bits : top;
+    }
+    float result;
+    memcpy(&result, &top, sizeof result);
+    return result;
+}
+
+static __m256i quantise8(const float *from, __m256 scale, __m256 levels, __m256 lowest) {
+    __m256 q = _mm256_div_ps(_mm256_loadu_ps(from), scale);
+    q = _mm256_min_ps(_mm256_max_ps(q, lowest), levels); /* max gives the second operand for NaN */
+    return _mm256_cvtps_epi32(q);                        /* to nearest even */
+}
+
+static void quantise(const float *from, int64_t n, float scale, float levels, int8_t *to) {
+    const __m256 s = _mm256_set1_ps(scale), l = _mm256_set1_ps(levels), low = _mm256_set1_ps(-levels);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i a = _mm256_packs_epi32(quantise8(from + i, s, l, low), quantise8(from + i + 8, s, l, low));
+        __m256i b = _mm256_packs_epi32(quantise8(from + i + 16, s, l, low), quantise8(from + i + 24, s, l, low));
+        __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
+        _mm256_storeu_si256((__m256i *)(to + i), bytes);
+    }
+    for (; i < n; i += 8) {
+        float rest[8] = {0};
+        int32_t whole[8];
+        int64_t count = n - i < 8 ? n - i : 8;
+        memcpy(rest, from + i, (size_t)count * sizeof *from);
+        _mm256_storeu_si256((__m256i *)whole, quantise8(rest, s, l, low));
+        for (int64_t k = 0; k < count; k++) to[i + k] = (int8_t)whole[k];
+    }
+}
+
+static const WeightKernels kernels = {narrow, widen, largest, quantise};
+const WeightKernels *weight_kernels_avx2(void) { return &kernels; }
 #else
-NarrowFn weights_narrow_avx2(void) { return NULL; }
-WidenFn weights_widen_avx2(void) { return NULL; }
+const WeightKernels *weight_kernels_avx2(void) { return NULL; }
 #endif
