@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from .capture import Captured, Node
+from .capture import Captured, Kind, Node, Ref
 from .compile import _arguments, _capture, _options
 from .compiled import CompiledModel, Options, Plan
-from .lowering import lower_all
+from .fidelity import TOLERANCE, Difference, differences
+from .lowering import Lowered, lower_all
 from .npu import HOST
 from .specialise import Symbols
-from .testing import TOLERANCE, Difference, differences
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,10 @@ def bisect_passes(
         restore()
         if found:
             if not count:
-                return Bisection(None, -1, tuple(found))
+                node = _first_unlike_eager(captured, example, options, rng, bounds)
+                restore()
+                where = (node.name, node.source) if node else (None, None)
+                return Bisection(None, -1, tuple(found), *where)
             node = _first_wrong(captured, example, [previous, options], rng, bounds)
             restore()
             where = (node.name, node.source) if node else (None, None)
@@ -106,16 +110,53 @@ def _first_wrong(
 ) -> Node | None:
     """The first captured node whose value the second pipeline gets wrong, when every node's value is an output."""
     lowered, nodes = lower_all(captured, Symbols())
-    runs = []
-    for option in options:
-        plan = Plan(option, lowered)
-        outputs = [torch.empty(v.shape, dtype=v.dtype) for v in lowered.values]
-        torch.set_rng_state(rng)
-        inputs, keep = plan.gather(example)
-        plan.program.run(inputs, [t.data_ptr() for t in outputs], plan.host)
-        del keep
-        runs.append(outputs)
+    runs = [_all_values(lowered, example, option, rng) for option in options]
     for node, a, b in zip(nodes, *runs, strict=True):
         if differences(a, b, bounds):
             return node
     return None
+
+
+def _first_unlike_eager(
+    captured: Captured, example: list[Any], options: Options, rng: torch.Tensor, bounds: Any
+) -> Node | None:
+    """The first captured node whose value differs from what torch computes, node by node."""
+    lowered, nodes = lower_all(captured, Symbols())
+    ours: dict[int, list[torch.Tensor]] = {}
+    for node, value in zip(nodes, _all_values(lowered, example, options, rng), strict=True):
+        ours.setdefault(id(node), []).append(value)
+    torch.set_rng_state(rng)
+    values: list[Any] = []
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return values[value.index]
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(fill, value))
+        return {k: fill(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    with torch.no_grad():
+        for index, node in enumerate(captured.nodes):
+            if node.kind is not Kind.CALL:
+                given = {Kind.INPUT: lambda n: example[n.target], Kind.OBJECT: lambda n: n.target}.get(node.kind)
+                values.append(given(node) if given else captured.slots[index].tensor())
+                continue
+            device, dtype = node.autocast or ("cpu", None)
+            with torch.autocast(device, dtype, enabled=node.autocast is not None):
+                values.append(node.target(*fill(node.args), **fill(node.kwargs)))
+            tensors = [v for v in pytree.tree_leaves(values[-1]) if isinstance(v, torch.Tensor)]
+            mine = ours.get(id(node), [])
+            if len(mine) == len(tensors) and differences(tensors, mine, bounds):
+                return node
+    return None
+
+
+def _all_values(lowered: Lowered, example: list[Any], options: Options, rng: torch.Tensor) -> list[torch.Tensor]:
+    """Every output of a table from `lower_all`."""
+    plan = Plan(options, lowered)
+    outputs = [torch.empty(v.shape, dtype=v.dtype) for v in lowered.values]
+    torch.set_rng_state(rng)
+    inputs, keep = plan.gather(example)
+    plan.program.run(inputs, [t.data_ptr() for t in outputs], plan.host)
+    del keep
+    return outputs
