@@ -52,11 +52,17 @@ def _cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge-ugc"
 
 
-def build_driver() -> Path:
-    """The driver's shared library, built unless the cache has it. RuntimeError: no C compiler, or it failed."""
+def find_compiler() -> str:
+    """The system's C compiler. RuntimeError: there is none."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if not compiler:
         raise RuntimeError("the software NPU needs a C compiler: apt-get install gcc libc6-dev")
+    return compiler
+
+
+def build_driver() -> Path:
+    """The driver's shared library, built unless the cache has it. RuntimeError: no C compiler, or it failed."""
+    compiler = find_compiler()
     sources = _sources()
     version = subprocess.run([compiler, "--version"], capture_output=True).stdout
     digest = hashlib.sha256(repr((compiler, _FLAGS)).encode() + version)
@@ -108,7 +114,7 @@ def missing() -> str | None:
     try:
         find_loader()
         find_openvino()
-        build_driver()
+        find_compiler()
     except RuntimeError as error:
         return str(error)
     return None

@@ -173,7 +173,8 @@ struct Queue {
 struct Fence {
     Object object;
     Queue *queue;
-    enum { FENCE_IDLE, FENCE_PENDING, FENCE_DONE } state;
+    int pending; /* submissions that will signal it: more than one is a misuse */
+    bool signaled;
     ze_result_t result;
 };
 
@@ -277,7 +278,8 @@ static void *queue_thread(void *argument) {
         for (uint32_t i = 0; i < job->count; i++) job->lists[i]->in_flight--;
         if (job->fence) {
             job->fence->result = r;
-            job->fence->state = FENCE_DONE;
+            job->fence->signaled = true;
+            job->fence->pending--;
         }
         q->pending--;
         free(job);
@@ -367,8 +369,8 @@ ze_result_t queue_execute(Queue *queue, uint32_t count, List **lists, Fence *fen
     pthread_mutex_lock(&device_lock);
     for (uint32_t i = 0; i < count; i++)
         if (lists[i]->in_flight++) misuse("zeCommandQueueExecuteCommandLists: the list is already being executed");
-    if (fence && fence->state != FENCE_IDLE) misuse("zeCommandQueueExecuteCommandLists: the fence was not reset");
-    if (fence) fence->state = FENCE_PENDING;
+    if (fence && (fence->pending++ || fence->signaled))
+        misuse("zeCommandQueueExecuteCommandLists: the fence was not reset");
     *queue->last = job;
     queue->last = &job->next;
     queue->pending++;
@@ -388,7 +390,7 @@ ze_result_t fence_create(Queue *queue, const ze_fence_desc_t *desc, Fence **fenc
     Fence *f = object_new(KIND_fence, sizeof *f, 0);
     if (!f) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
     f->queue = queue;
-    if (desc->flags & ZE_FENCE_FLAG_SIGNALED) f->state = FENCE_DONE;
+    f->signaled = desc->flags & ZE_FENCE_FLAG_SIGNALED;
     *fence = f;
     return OK;
 }
@@ -397,8 +399,8 @@ ze_result_t fence_destroy(Fence *fence) {
     ze_result_t told = enter(ENTRY_zeFenceDestroy);
     CHECK_HANDLE(fence, fence);
     pthread_mutex_lock(&device_lock);
-    if (fence->state == FENCE_PENDING) misuse("zeFenceDestroy: an execution has yet to signal the fence");
-    while (fence->state == FENCE_PENDING) pthread_cond_wait(&device_changed, &device_lock);
+    if (fence->pending) misuse("zeFenceDestroy: an execution has yet to signal the fence");
+    while (fence->pending) pthread_cond_wait(&device_changed, &device_lock);
     pthread_mutex_unlock(&device_lock);
     object_free(fence);
     return told;
@@ -409,8 +411,9 @@ static ze_result_t fence_wait(Fence *fence, uint64_t timeout) {
     struct timespec end = deadline_after(timeout);
     int late = 0;
     pthread_mutex_lock(&device_lock);
-    while (fence->state == FENCE_PENDING && !late) late = pthread_cond_timedwait(&device_changed, &device_lock, &end);
-    ze_result_t r = fence->state == FENCE_DONE ? fence->result : ZE_RESULT_NOT_READY;
+    while (fence->pending && !fence->signaled && !late)
+        late = pthread_cond_timedwait(&device_changed, &device_lock, &end);
+    ze_result_t r = fence->signaled ? fence->result : ZE_RESULT_NOT_READY;
     pthread_mutex_unlock(&device_lock);
     return r;
 }
@@ -429,11 +432,9 @@ ze_result_t fence_reset(Fence *fence) {
     ENTER(zeFenceReset);
     CHECK_HANDLE(fence, fence);
     pthread_mutex_lock(&device_lock);
-    bool pending = fence->state == FENCE_PENDING;
-    if (!pending) {
-        fence->state = FENCE_IDLE;
-        fence->result = OK;
-    }
+    bool pending = fence->pending != 0;
+    fence->signaled = false;
+    fence->result = OK;
     pthread_mutex_unlock(&device_lock);
     if (pending) misuse("zeFenceReset: an execution has yet to signal the fence");
     return OK;
