@@ -209,3 +209,13 @@ void cache_store(const char *dir, Hash128 key, const void *blob, size_t bytes) {
     if (!written || rename(fresh, path)) unlink(fresh);
     evict(dir, limit);
 }
+
+bool cache_keep_log(const char *dir, const char *text, char *path, size_t path_bytes) {
+    make_folders(dir);
+    int n = snprintf(path, path_bytes, "%s/last-failure.log", dir);
+    if (n <= 0 || (size_t)n >= path_bytes) return false;
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return false;
+    bool kept = write_all(fd, text, strlen(text));
+    return close(fd) == 0 && kept;
+}

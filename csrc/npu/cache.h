@@ -12,5 +12,7 @@ bool cache_load(const char *dir, Hash128 key, void **blob, size_t *bytes);
 /* Then removes the least recently used entries beyond FORGE_CACHE_BYTES (default 4 GiB). Makes the folder. */
 void cache_store(const char *dir, Hash128 key, const void *blob, size_t bytes);
 void cache_remove(const char *dir, Hash128 key);
+/* Writes "last-failure.log" into the folder; `path` gets its place. */
+bool cache_keep_log(const char *dir, const char *text, char *path, size_t path_bytes);
 
 #endif

@@ -33,8 +33,7 @@ NpuReason ze_reason(ZeResult result) {
     }
 }
 
-/* What the user can do. */
-static const char *advice(ZeResult result) {
+const char *ze_advice(ZeResult result) {
     switch (result) {
     case ZE_DEVICE_LOST:
     case ZE_DEVICE_REQUIRES_RESET: return ". The NPU was reset and what it held is gone; `dmesg | grep vpu` says why";
@@ -61,7 +60,7 @@ Code ze_fail(Context *ctx, NpuDevice *device, ZeResult result, const char *forma
     NpuReason reason = ze_reason(result);
     if (device && reason == NPU_DEVICE_LOST) atomic_store(&device->lost, true);
     return fail_device(ctx, reason, "NPU: %s failed: %s (0x%x)%s", doing, ze_result_name(result), result,
-                       advice(result));
+                       ze_advice(result));
 }
 
 bool npu_device_mine(const NpuDevice *device) { return getpid() == device->owner; }

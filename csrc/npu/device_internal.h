@@ -42,6 +42,7 @@ bool npu_device_mine(const NpuDevice *device);
  * 0x70000001) ...". `device` may be NULL. */
 Code ze_fail(Context *ctx, NpuDevice *device, ZeResult result, const char *format, ...) PRINTF_LIKE(4, 5);
 NpuReason ze_reason(ZeResult result);
+const char *ze_advice(ZeResult result); /* what the user can do: ". Add the user to ..." or "" */
 
 /* device_node.c: fills facts->node and node_readable from /dev/accel. */
 void npu_node_find(NpuFacts *facts);

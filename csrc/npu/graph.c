@@ -1,10 +1,7 @@
 /* Graphs: OpenVINO IR compiled by the driver, or a native blob from the cache. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/arena.h"
 #include "npu/cache.h"
@@ -128,20 +125,10 @@ static void read_log(NpuDevice *device, ZeGraph graph, ZeBuildLog log, Text *out
     }
 }
 
-/* Keeps a log that is too long for a message. False: it could not be. */
-static bool keep_log(const char *dir, const char *text, char *path, size_t path_bytes) {
-    int n = dir ? snprintf(path, path_bytes, "%s/last-failure.log", dir) : 0;
-    if (n <= 0 || (size_t)n >= path_bytes) return false;
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return false;
-    size_t bytes = strlen(text);
-    bool kept = write(fd, text, bytes) == (ssize_t)bytes;
-    return close(fd) == 0 && kept;
-}
-
+/* A log that is too long for a message goes to a file. The message's end may be cut, so the log comes last. */
 static Code compile_failed(Context *ctx, NpuDevice *device, ZeResult result, const NpuGraphDesc *desc,
                            const char *log) {
-    enum { SHOWN = 700 };
+    enum { SHOWN = 700, SHOWN_OF_MORE = 550 };
     NpuReason reason = ze_reason(result);
     const char *what = desc->what ? desc->what : "a graph";
     size_t n = strlen(log);
@@ -149,17 +136,16 @@ static Code compile_failed(Context *ctx, NpuDevice *device, ZeResult result, con
     if (reason == NPU_DEVICE_LOST || reason == NPU_NO_MEMORY || (reason != NPU_FAILED && !n))
         return ze_fail(ctx, device, result, "compiling %.200s", what);
     if (reason == NPU_FAILED) reason = NPU_COMPILE_FAILED;
-    if (!n)
-        return fail_device(ctx, reason, "the NPU compiler refused %.200s: %s (0x%x), without a message", what,
-                           ze_result_name(result), result);
-    if (n <= SHOWN)
-        return fail_device(ctx, reason, "the NPU compiler refused %.200s: %s (0x%x)\n%.*s", what,
-                           ze_result_name(result), result, (int)n, log);
-    char path[160];
-    bool kept = keep_log(desc->cache_dir, log, path, sizeof path);
-    return fail_device(ctx, reason, "the NPU compiler refused %.120s: %s (0x%x)\n%.*s\n... %zu bytes of %zu shown%s%s",
-                       what, ze_result_name(result), result, SHOWN - 100, log, (size_t)SHOWN - 100, n,
-                       kept ? "; all are in " : "", kept ? path : "");
+    char head[480], path[160], place[256] = ". It says:";
+    snprintf(head, sizeof head, "the NPU compiler refused %.200s: %s (0x%x)%s", what, ze_result_name(result), result,
+             ze_advice(result));
+    if (!n) return fail_device(ctx, reason, "%s, without a message", head);
+    bool all = strlen(head) + n < SHOWN + 200;
+    if (!all && desc->cache_dir && cache_keep_log(desc->cache_dir, log, path, sizeof path))
+        snprintf(place, sizeof place, ". It says (%zu bytes, all in %s):", n, path);
+    else if (!all)
+        snprintf(place, sizeof place, ". It says (the first %d of %zu bytes):", SHOWN_OF_MORE, n);
+    return fail_device(ctx, reason, "%s%s\n%.*s", head, place, all ? (int)n : SHOWN_OF_MORE, log);
 }
 
 /* Calls the newest function that the driver has. `log` gets what the compiler said when it fails; it is read on this

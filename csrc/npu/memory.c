@@ -14,7 +14,7 @@ Code npu_memory_alloc(Context *ctx, NpuDevice *device, int64_t bytes, void **out
     ZeResult r = device->ze.zeMemAllocHost(device->context, &desc, size, PAGE, out);
     if (r != ZE_SUCCESS || !*out) {
         *out = NULL;
-        return ze_fail(ctx, device, r != ZE_SUCCESS ? r : ZE_OUT_OF_HOST_MEMORY, "allocating %.1f MB of its memory",
+        return ze_fail(ctx, device, r != ZE_SUCCESS ? r : ZE_OUT_OF_HOST_MEMORY, "allocating %.3g MB of its memory",
                        (double)size / 1e6);
     }
     return CODE_OK;

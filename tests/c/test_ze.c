@@ -323,11 +323,11 @@ static void test_compile_failures(void) {
         CHECK(strlen(ctx.text) > 660);
         env("FAKE_LOG", "50000");
         CHECK_REASON(NPU_COMPILE_FAILED, use(&ctx, NULL, NULL));
-        CHECK_SAYS("600 bytes of 50000 shown");
+        CHECK_SAYS("It says (the first 550 of 50000 bytes):\nabcdef");
         CHECK_REASON(NPU_COMPILE_FAILED, use(&ctx, fake_dir(), NULL));
         char path[128];
         snprintf(path, sizeof path, "%s/last-failure.log", fake_dir());
-        CHECK_SAYS("all are in ");
+        CHECK_SAYS("It says (50000 bytes, all in /");
         CHECK_SAYS(path);
         struct stat info;
         CHECK(!stat(path, &info) && info.st_size == 50000);
@@ -340,6 +340,10 @@ static void test_compile_failures(void) {
     env("FAKE_FAULT", "compile=0x78000002@0");
     CHECK_REASON(NPU_VERSION_MISMATCH, use(&ctx, NULL, NULL));
     CHECK_SAYS("of one release");
+    env("FAKE_LOG", "50");
+    CHECK_REASON(NPU_VERSION_MISMATCH, use(&ctx, NULL, NULL));
+    CHECK_SAYS("of one release. It says:\nabcdef");
+    env("FAKE_LOG", NULL);
     env("FAKE_FAULT", NULL);
     env("FAKE_COMPILER", "0");
     CHECK_REASON(NPU_NO_COMPILER, use(&ctx, NULL, NULL));
