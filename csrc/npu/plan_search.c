@@ -15,7 +15,7 @@
 
 #include "npu/plan.h"
 
-static const double GRAPH_COST = 3.0, CALL_SHARE = 40.0, BORDER_SHARE = 10.0;
+static const double GRAPH_COST = 3.0, CALL_SHARE = 16.0, BORDER_SHARE = 5.0;
 enum {
     MAX_RETURNS = 8,  /* of one instruction */
     MAX_LENGTHS = 32, /* of candidates */

@@ -9,16 +9,19 @@
 
 enum { MAX_CHAIN = 4096 };
 
-static Code words_add(Tokens *t, Words *w, int64_t word) {
-    if (w->count == w->capacity) {
-        uint32_t larger = w->capacity ? 2 * w->capacity : 256;
-        int64_t *items;
-        if (w->capacity > UINT32_MAX / 4) return fail(t->ctx, CODE_UNSUPPORTED, "the program is too large to plan");
-        TRY(ARENA_NEW(t->ctx, t->arena, larger, &items));
-        if (w->count) memcpy(items, w->items, w->count * sizeof *items);
-        w->items = items;
-        w->capacity = larger;
-    }
+static Code words_grow(Tokens *t, Words *w) {
+    uint32_t larger = w->capacity ? 2 * w->capacity : 256;
+    int64_t *items;
+    if (w->capacity > UINT32_MAX / 4) return fail(t->ctx, CODE_UNSUPPORTED, "the program is too large to plan");
+    TRY(ARENA_NEW(t->ctx, t->arena, larger, &items));
+    if (w->count) memcpy(items, w->items, w->count * sizeof *items);
+    w->items = items;
+    w->capacity = larger;
+    return CODE_OK;
+}
+
+static inline Code words_add(Tokens *t, Words *w, int64_t word) {
+    if (w->count == w->capacity) TRY(words_grow(t, w));
     w->items[w->count++] = word;
     return CODE_OK;
 }
