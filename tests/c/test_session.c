@@ -202,6 +202,28 @@ static void test_results(void) {
     }
 }
 
+/* Slots that are there at the same time lie apart, in the frame, on pages of their own; times are in order. */
+static void check_slots(const Values *v) {
+    for (uint32_t i = 0; i < v->n_slots; i++) {
+        const Slot *a = &v->slots[i];
+        CHECK(a->first <= a->last && a->bytes >= 0 && a->offset >= 0 && a->offset + a->bytes <= v->bytes);
+        CHECK_EQUAL(a->offset % 64, 0);
+        for (uint32_t k = 0; k < i; k++) {
+            const Slot *b = &v->slots[k];
+            bool together = a->first <= b->last && b->first <= a->last;
+            bool apart = a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset;
+            CHECK(!together || apart);
+        }
+    }
+}
+
+static void check_tier_slots(Context *ctx, const Program *p, NpuDevice *device, const SessionOptions *options) {
+    Tier *tier;
+    CHECK_OK(ctx, tier_create(ctx, device, p->ir, &p->segments, options, options->plan.fold, &tier));
+    check_slots(&tier->values);
+    tier_unref(tier);
+}
+
 /* Random programs with devices thrown: values that stay on the device, strided ones, several segments. */
 static void test_random(void) {
     Random r = {23};
@@ -226,6 +248,7 @@ static void test_random(void) {
         find_segments(&ctx, &p);
         if (p.segments.count) {
             several += p.segments.count > 1;
+            check_tier_slots(&ctx, &p, &device, &options);
             CHECK_OK(&ctx, npu_session_create(&ctx, &device, p.ir, &p.segments, &options, &session));
             Backend *backend = npu_session_backend(session);
             CHECK_OK(&ctx, backend->frame_create(&ctx, backend, &frame));
