@@ -31,7 +31,7 @@ from .tables import Maker, all_makers
 
 QUICK = Plan(turns=2, calls=2, sequences=1, energy_s=0.1, call_s=5.0)
 # With --budget: what is measured first. All others come after, in the order of the tables.
-FIRST = ("4", "16", "14", "17", "19", "15")
+FIRST = ("4", "16", "capture", "14", "17", "19", "15", "growth")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

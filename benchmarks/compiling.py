@@ -146,7 +146,32 @@ def shapes(subject: Subject, sizes: list[int], threads: int) -> dict[str, Any]:
     return result
 
 
-JOBS: dict[str, Callable[..., dict[str, Any]]] = {"plan": plan, "growth": growth, "shapes": shapes}
+def capture(subject: Subject, way: str) -> dict[str, Any]:
+    """Seconds of capturing in this fresh process: Forge's "fast" or "export" way, or torch.export "alone".
+
+    From meta tensors, so that the time is of capture alone and all families have room.
+    """
+    import torch
+
+    import forge_ugc
+
+    from .systems import Export, Forge
+
+    (Forge() if way == "fast" else Export()).prepare()
+    torch.set_grad_enabled(False)
+    model, args = build(subject, device="meta")
+    start = time.perf_counter()
+    if way == "alone":
+        torch.export.export(model, args, strict=False)
+        return {"capture_s": time.perf_counter() - start}
+    report = forge_ugc.compile(
+        model, args, device="cpu", capture="auto" if way == "fast" else "export", progress=False
+    ).report
+    whole = time.perf_counter() - start
+    return {"capture_s": report["phases"]["capture_ms"] / 1e3, "compile_s": whole, "way": report["capture"]}
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {"plan": plan, "growth": growth, "shapes": shapes, "capture": capture}
 
 
 def main() -> None:

@@ -169,6 +169,14 @@ def variance_job(s: Settings, model: str) -> Job:
     )
 
 
+def capture_jobs(s: Settings, model: str) -> dict[str, Job]:
+    layers = s.layers or FULL_DEPTH[model]
+    return {
+        way: _job("capture", f"{MODELS[model].label}: capture, {way}", seconds, subject=s.subject(model), way=way)
+        for way, seconds in (("fast", 6.0), ("export", 6 + 0.3 * layers), ("alone", 6 + 0.3 * layers))
+    }
+
+
 def growth_job(s: Settings) -> Job:
     depths, nodes = ((1, 2, 4), 2000) if s.quick else ((1, 2, 4, 8, 16, 32, 64, 128), 50_000)
     return _job("growth", "growth with depth", 60.0, layers=depths, nodes=nodes)

@@ -86,6 +86,7 @@ class Plan:
 
     turns: int = 10
     calls: int = 5  # in a turn, after one that is not counted
+    exact: bool = True  # compare eager and Forge with a float64 run, too
     sequences: int = 4  # whose outputs are compared with eager's
     energy_s: float = 2.0
     call_s: float = 180.0  # for the calls of a session: fewer turns if they would take longer
@@ -198,6 +199,10 @@ def _group(
                 left_out |= {name: str(error) for name in names if name not in hosts}
         if "eager" in hosts:
             measured["eager"]["flops"] = hosts["eager"].ask("flops")["flops"]
+            if plan.exact and hosts.get("forge") is hosts["eager"]:
+                say(f"{subject.label}: a run in float64")
+                for name, distance in hosts["eager"].ask("exact", names=["forge", "eager"])["to_float64"].items():
+                    measured[name]["to_float64"] = distance
         if hosts:
             _fidelity(hosts, measured, plan, scratch, lambda text: say(f"{subject.label}: {text}"))
             _latency(hosts, measured, plan, lambda text: say(f"{subject.label}: {text}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .jobs import Job, Results, Settings, growth_job, main_session, shapes_job
+from .jobs import Job, Results, Settings, capture_jobs, growth_job, main_session, shapes_job
 from .measure import Latency
 from .models import MODELS
 from .systems import label
@@ -198,11 +198,37 @@ def table_shapes(s: Settings, results: Results) -> Table:
     return Table("shapes", "New shapes of a compiled model", columns, rows, [*notes, *missing_notes(results, jobs)])
 
 
+def all_captures(s: Settings) -> list[Job]:
+    return [job for model in s.families for job in capture_jobs(s, model).values()]
+
+
+def table_capture(s: Settings, results: Results) -> Table:
+    rows = []
+    for model in s.families:
+        found = {way: results(job) for way, job in capture_jobs(s, model).items()}
+        seconds = {way: result["capture_s"] if result else None for way, result in found.items()}
+        fast = found["fast"]
+        rows.append(
+            [
+                MODELS[model].label,
+                fast["way"] if fast else "-",
+                *(number(seconds[way], 3) for way in ("fast", "export", "alone")),
+                times(seconds["alone"], seconds["fast"]),
+                times(seconds["alone"], fast["compile_s"] if fast else None),
+            ]
+        )
+    columns = ["Model", "Way taken", 'capture="auto" (s)', 'capture="export" (s)', "torch.export alone (s)"]
+    columns += ["alone / auto", "alone / whole compile"]
+    notes = ["Each in a fresh process with imports done, from meta weights (nothing is packed)."]
+    return Table("capture", "Capture", columns, rows, [*notes, *missing_notes(results, all_captures(s))])
+
+
 MAKERS = [
     Maker("4", "compilation time", sessions, table_4),
     Maker("13", "compilation efficiency index", sessions, table_13),
     Maker("phases", "compilation by phases", sessions, table_phases),
     Maker("memory", "memory of compiling", sessions, table_memory),
+    Maker("capture", "capture beside torch.export alone", all_captures, table_capture),
     Maker("growth", "compile time by depth, 50,000 nodes", lambda s: [growth_job(s)], table_growth),
     Maker(
         "shapes", "new shapes of a compiled model", lambda s: [shapes_job(s, m) for m in s.runnable[:2]], table_shapes

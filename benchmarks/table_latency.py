@@ -127,7 +127,7 @@ def table_9(s: Settings, results: Results) -> Table:
 
 def table_6(s: Settings, results: Results) -> Table:
     names = [n for n in s.systems if n != "eager"]
-    columns = ["Model", "PPL eager", "PPL Forge"]
+    columns = ["Model", "PPL eager", "PPL Forge", "eager to float64", "Forge to float64"]
     columns += [f"{label(n)} {what}" for n in names for what in ("max-abs", "KL")]
     rows = []
     for model in s.runnable:
@@ -137,11 +137,14 @@ def table_6(s: Settings, results: Results) -> Table:
             MODELS[model].label,
             *(number(near[n]["perplexity"] if n in near else None, 2) for n in ("eager", "forge")),
         ]
+        exact = [found[n].get("to_float64") if n in found else None for n in ("eager", "forge")]
+        row += ["-" if distance is None else f"{distance:.1e}" for distance in exact]
         for n in names:
             row += [f"{near[n]['max_abs']:.1e}", f"{near[n]['kl']:.1e}"] if n in near else ["-", "-"]
         rows.append(row)
     notes = [
         f"Logits against eager's over {s.plan.sequences} sequences of {s.seq} random tokens; KL: mean of positions.",
+        "To float64: largest distance to a run of the model in float64, which tells float32's own error.",
         "Random weights: the perplexity is no quality of a model, only the same before and after.",
         "OpenVINO's default precision is the one that it chooses for this CPU (bf16 where there are units for it).",
     ]

@@ -1,11 +1,14 @@
-"""The program that comes out: buffers (table 16) and transitions between devices (21)."""
+"""The program that comes out: buffers (table 16), transitions between devices (21), and all families at a glance."""
 
 from __future__ import annotations
 
-from .jobs import Results, Settings, plan_job
+from .jobs import Job, Results, Settings, main_session, plan_job
+from .measure import Ratio
 from .models import MODELS
+from .table_compile import sessions
+from .table_latency import latency
 from .table_passes import plans
-from .tables import Maker, Table, change, missing_notes, number
+from .tables import Maker, Table, beside, change, missing_notes, number, systems_of
 
 
 def table_16(s: Settings, results: Results) -> Table:
@@ -63,7 +66,51 @@ def table_21(s: Settings, results: Results) -> Table:
     return Table("21", "Transitions between devices", columns, rows, [*notes, *missing_notes(results, plans(s))])
 
 
+def family_jobs(s: Settings) -> list[Job]:
+    return [*plans(s), *sessions(s)]
+
+
+def table_families(s: Settings, results: Results) -> Table:
+    """Forge beside eager, for the README."""
+    rows = []
+    for model in s.families:
+        plan = results(plan_job(s, model))
+        session = results(main_session(s, model)) if model in s.runnable else None
+        found = systems_of(session)
+        cpu = plan["target"]["cpu"] if plan else None
+        ours, eager = found.get("forge"), found.get("eager")
+        row = [MODELS[model].label]
+        if ours:
+            phases = ours["phases"]
+            row += [number(ours["compile_s"], 2), number(phases["capture"] / 1e3, 2), number(phases["pack"] / 1e3, 2)]
+        else:
+            row += ["-"] * 3
+        if plan and cpu:
+            buffers = cpu["buffers"]
+            row += [number(cpu["c_ms"], 1), str(plan["nodes_captured"]), str(cpu["executed"])]
+            row.append(number(buffers["arena_bytes"] / max(buffers["lower_bound_bytes"], 1), 3))
+        else:
+            row += ["-"] * 4
+        if ours and eager and "fidelity" in ours:
+            row += [f"{ours['fidelity'][what]:.1e}" for what in ("max_abs", "kl")]
+            pair = beside(session, "eager")
+            row += [number(latency(m).p50, 0) for m in (eager, ours)]
+            row.append(str(Ratio.of(pair[0]["turns"], pair[1]["turns"])) if pair else "-")
+        else:
+            row += ["-"] * 5
+        rows.append(row)
+    columns = ["Model", "Compile (s)", "of it capture", "of it packing", "C phases (ms)", "Nodes", "Executed"]
+    columns += ["Arena / bound", "Max-abs to eager", "KL", "Eager (ms)", "Forge (ms)", "Ratio (quartiles)"]
+    notes = [
+        f"Random weights, batch 1, {s.seq} tokens, all logits, fp32; P50. Nodes are torch.export's; executed are the "
+        "instructions that run.",
+        "The bound is the largest set of buffers that live at once. C phases: medians, from meta weights.",
+    ]
+    return Table("families", "The families", columns, rows, [*notes, *missing_notes(results, family_jobs(s))])
+
+
 MAKERS = [
     Maker("16", "buffers", plans, table_16),
+    Maker("families", "Forge beside eager at a glance", family_jobs, table_families),
     Maker("21", "transitions between devices", plans, table_21),
 ]

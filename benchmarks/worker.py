@@ -108,6 +108,13 @@ class Worker:
         np.save(path, np.asarray(result))
         return {"path": path}
 
+    def exact(self, names: list[str]) -> dict[str, Any]:
+        """The largest distance of each system's outputs to a float64 run of the model."""
+        from tests.compare import float64_run, max_abs
+
+        exact = float64_run(self.model, *self.args)
+        return {"to_float64": {name: max_abs(self.built[name].bind(self.args)(), exact) for name in names}}
+
     def flops(self) -> dict[str, Any]:
         """Multiply-adds of eager's products with weights, times two. Attention's own products are left out: half of a
         causal one need not be done, and systems differ in whether they do it."""
