@@ -374,9 +374,8 @@ class CompiledModel:
         """Takes over the weights as they are now: packs and folds again. Automatic where torch counts changes."""
         with self._lock:
             self._watcher.take()
-            keys = list(self._plans)
             self._plans = OrderedDict()
-            if not self._symbolic.dynamic or not keys:
+            if not self._symbolic.dynamic:
                 self._plans[None] = self._make_plan(Symbols())
 
     # --- the NPU ------------------------------------------------------------------------------------------------------
@@ -438,7 +437,7 @@ class CompiledModel:
         choice = (plan or self._options).choice
         report = plan.program.npu_report() if plan is not None and choice.npu is not None else None
         if report is not None and plan is not None and plan.upgrade is not None and plan.upgrade.error is not None:
-            report["upgrade_error"] = npu.first_line(plan.upgrade.error)
+            report["upgrade_error"] = str(plan.upgrade.error)
         return {
             "device": choice.device,
             "device_reason": choice.reason,

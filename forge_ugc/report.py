@@ -166,7 +166,9 @@ class Report:
             (r["pass"], r["text"], str(r["count"]), r["source"]) for r in self._data["remarks"]
         ]
         failed = self._data["npu"] and self._data["npu"].get("upgrade_error")
-        return rows + ([("npu", f"graphs with constant weights: {failed}", "1", "")] if failed else [])
+        if failed:
+            rows.append(("npu", f"graphs with constant weights: {failed.splitlines()[0]}", "1", ""))
+        return rows
 
     def _fallback_rows(self) -> list[tuple[str, ...]]:
         return [(f["op"], str(f["count"]), f["where"]) for f in self._data["fallbacks"]]

@@ -275,10 +275,14 @@ static Code write_weights(Context *ctx, Models *m, const NpuBlock *block, const 
         TRY(write_made(ctx, m, "weight", m->n_weights, source->bytes, fill_weight, source, constant,
                        call->first_column));
         door_reenter(m->door);
-        bool ok = add(list, Py_BuildValue("{s:l,s:s,s:s,s:s,s:N,s:L}", "weight", m->n_weights++, "constant",
-                                          c->name ? c->name : "", "part", parts[source->part], "dtype",
-                                          source->i4 ? "i4" : dtype_name(source->dtype), "shape",
-                                          shape_tuple(source->rank, source->shape), "bytes", (long long)source->bytes));
+        int64_t shape[MAX_RANK] = {source->rank ? source->shape[0] : 1, 1}; /* of scales: one a row */
+        bool scales = source->part == WEIGHT_SCALES;
+        if (!scales) memcpy(shape, source->shape, sizeof shape);
+        bool ok =
+            add(list, Py_BuildValue("{s:l,s:s,s:s,s:s,s:N,s:L}", "weight", m->n_weights++, "constant",
+                                    c->name ? c->name : "", "part", parts[source->part], "dtype",
+                                    source->i4 ? "i4" : dtype_name(source->dtype), "shape",
+                                    shape_tuple(scales ? 2 : source->rank, shape), "bytes", (long long)source->bytes));
         door_releave(m->door);
         if (!ok) return fail(ctx, CODE_HOST, "writing a model failed");
     }
