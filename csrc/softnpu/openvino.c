@@ -168,7 +168,8 @@ Model *model_load(const char *library, const char *xml, size_t xml_bytes, const 
         good = weights && !ov.tensor_on(OV_U8, (ov_shape_t){1, &size}, weights, &tensor);
     }
     if (good && !ov.read_model(core, xml, xml_bytes, tensor, &graph) &&
-        !ov.compile_model(core, graph, "CPU", 2, &compiled, "INFERENCE_PRECISION_HINT", "f32"))
+        !ov.compile_model(core, graph, "CPU", 4, &compiled, "INFERENCE_PRECISION_HINT", "f32",
+                          "DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"))
         m = describe_all(compiled, weights);
     if (!m) {
         const char *error = ov.last_error();
