@@ -117,7 +117,7 @@ static Code find_device(Context *ctx, NpuDevice *d, const ZeDriver *drivers, uin
     return CODE_OK;
 }
 
-/* --- graph extension ------------------------------------------------------------------------------------------------
+/* --- graph extension -----------------------------------------------------------------------------------------------
  */
 
 /* Current drivers list "ZE_extension_graph" with its version, old ones "ZE_extension_graph_1_4" and so on. */
@@ -282,7 +282,7 @@ void npu_device_unref(NpuDevice *d) {
 
 const NpuFacts *npu_device_facts(const NpuDevice *device) { return &device->facts; }
 
-/* --- queues ---------------------------------------------------------------------------------------------------------
+/* --- queues --------------------------------------------------------------------------------------------------------
  */
 
 Code npu_queue_take(Context *ctx, NpuDevice *d, uint32_t *index, ZeQueue *out) {

@@ -54,8 +54,8 @@ static Hash128 cache_key(const NpuDevice *device, const NpuGraphDesc *desc, cons
     return hash_done(&hash);
 }
 
-/* --- options
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- options -------------------------------------------------------------------------------------------------------
+ */
 
 /* KEY="VALUE" pairs separated by spaces. *text moves behind the pair; false at the end or (with *text not at the end)
  * where that is not the form. */
@@ -106,8 +106,8 @@ static Code check_config(Context *ctx, NpuDevice *device, const char *config) {
     return CODE_OK;
 }
 
-/* --- compiling
- * --------------------------------------------------------------------------------------------------------- */
+/* --- compiling -----------------------------------------------------------------------------------------------------
+ */
 
 /* The compiler's words; "" where there are none. */
 static void read_log(NpuDevice *device, ZeGraph graph, ZeBuildLog log, Text *out) {
@@ -197,8 +197,8 @@ static Code compile(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, c
     return code;
 }
 
-/* --- arguments
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- arguments -----------------------------------------------------------------------------------------------------
+ */
 
 static bool element_type(int32_t element, DType *dtype, bool *i4) {
     *i4 = false;
@@ -285,8 +285,8 @@ static Code read_arguments(Context *ctx, NpuGraph *graph, const char *what) {
     return code;
 }
 
-/* --- initialising
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- initialising --------------------------------------------------------------------------------------------------
+ */
 
 static Code initialize(Context *ctx, NpuGraph *graph, const char *what) {
     NpuDevice *device = graph->device;
@@ -307,8 +307,8 @@ static Code initialize(Context *ctx, NpuGraph *graph, const char *what) {
     return CODE_OK;
 }
 
-/* --- the whole
- * --------------------------------------------------------------------------------------------------------------- */
+/* --- the whole -----------------------------------------------------------------------------------------------------
+ */
 
 /* An entry that this driver takes. It may refuse one: of another firmware, or damaged before it was written. */
 static Code load_cached(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, Hash128 key, bool *hit) {

@@ -9,6 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "check.h"
+#include "npu/device.h"
+
 static char fake_folder[64];
 
 /* The folder of this test's files, made at the first call; fake_remove() removes it. */
@@ -58,5 +61,18 @@ static inline void *fake_symbol(const char *path, const char *name) {
 static inline void env(const char *name, const char *value) {
     if (value ? setenv(name, value, 1) : unsetenv(name)) abort();
 }
+
+/* A failure of the device with this reason, in the variable `ctx`; what its text says. */
+#define CHECK_REASON(want, call)                                                                                       \
+    do {                                                                                                               \
+        CHECK_CODE(&ctx, CODE_DEVICE, call);                                                                           \
+        if (ctx.reason != (want)) fprintf(stderr, "%s: %s\n", npu_reason_name((NpuReason)ctx.reason), ctx.text);       \
+        CHECK_EQUAL(ctx.reason, want);                                                                                 \
+    } while (0)
+#define CHECK_SAYS(part)                                                                                               \
+    do {                                                                                                               \
+        if (!strstr(ctx.text, part)) fprintf(stderr, "%s:%d: not in: %s\n", __FILE__, __LINE__, ctx.text);             \
+        CHECK(strstr(ctx.text, part) != NULL);                                                                         \
+    } while (0)
 
 #endif

@@ -176,29 +176,94 @@ static void test_refused(NpuDevice *device) {
     CHECK(strstr(ctx.text, "NoSuchThing") != NULL);
 }
 
-/* The software NPU counts its objects and notes what Level Zero leaves undefined. */
-static void check_driver(void) {
+/* --- the software NPU: its counters, and failures that it is told to have ------------------------------------------
+ */
+
+typedef struct Driver {
+    void *library;
+    const char *(*entry)(unsigned), *(*kind)(unsigned);
+    int (*fail)(const char *entry, uint32_t nth, uint32_t times, uint32_t result, const char *log);
+    void (*heal)(void);
+    uint64_t (*calls)(unsigned), (*live)(unsigned, uint64_t *);
+    size_t (*misuses)(char *, size_t);
+} Driver;
+
+static void *symbol(Driver *d, const char *name) {
+    void *found = dlsym(d->library, name);
+    CHECK(found != NULL);
+    return found;
+}
+
+/* False: the device is a real one. */
+static bool find_driver(Driver *d) {
     const char *path = getenv("ZE_ENABLE_ALT_DRIVERS");
-    void *driver = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
-    uint64_t (*live)(unsigned, uint64_t *) = NULL;
-    const char *(*kind)(unsigned) = NULL;
-    size_t (*misuses)(char *, size_t) = NULL;
-    if (driver) {
-        *(void **)&live = dlsym(driver, "softnpu_live");
-        *(void **)&kind = dlsym(driver, "softnpu_kind");
-        *(void **)&misuses = dlsym(driver, "softnpu_misuses");
-    }
-    if (!live || !kind || !misuses) return; /* a real one */
-    for (unsigned i = 0; kind(i); i++)
-        if (live(i, NULL)) {
-            fprintf(stderr, "%llu objects left: %s\n", (unsigned long long)live(i, NULL), kind(i));
+    d->library = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    if (!d->library) return false;
+    *(void **)&d->entry = symbol(d, "softnpu_entry");
+    *(void **)&d->kind = symbol(d, "softnpu_kind");
+    *(void **)&d->fail = symbol(d, "softnpu_fail");
+    *(void **)&d->heal = symbol(d, "softnpu_heal");
+    *(void **)&d->calls = symbol(d, "softnpu_calls");
+    *(void **)&d->live = symbol(d, "softnpu_live");
+    *(void **)&d->misuses = symbol(d, "softnpu_misuses");
+    return !check_failures;
+}
+
+/* Nothing is left, and nothing was done that Level Zero leaves undefined. */
+static bool check_clean(const Driver *d, const char *after) {
+    int before = check_failures;
+    for (unsigned i = 0; d->kind(i); i++)
+        if (d->live(i, NULL)) {
+            fprintf(stderr, "after %s: %llu objects left: %s\n", after, (unsigned long long)d->live(i, NULL),
+                    d->kind(i));
             check_failures++;
         }
     char text[2048] = "";
-    misuses(text, sizeof text);
-    if (text[0]) fprintf(stderr, "misuse: %s\n", text);
+    d->misuses(text, sizeof text);
+    if (text[0]) fprintf(stderr, "after %s: misuse: %s\n", after, text);
     CHECK(!text[0]);
-    dlclose(driver);
+    return check_failures == before;
+}
+
+static Code use_once(Context *c, const char *xml, size_t xml_bytes) {
+    Use u = {0};
+    TRY(npu_device_open(c, NULL, NULL, &u.device));
+    NpuGraphDesc desc = {.xml = xml, .xml_bytes = xml_bytes, .bin_bytes = sizeof weights, .fill = fill};
+    Code code = npu_graph_create(c, u.device, &desc, &u.graph, NULL);
+    if (code == CODE_OK) code = prepare(c, &u);
+    for (int i = 0; code == CODE_OK && i < 2; i++) code = npu_list_run(c, u.list);
+    release(&u);
+    npu_graph_destroy(u.graph);
+    npu_device_unref(u.device);
+    return code;
+}
+
+/* Each entry point that a use calls, failing in turn at its first and second call. */
+static void test_failures(const Driver *d) {
+    enum { ENTRIES_MAX = 256 };
+    static const uint32_t results[] = {0x70000001, 0x70000003, 0x7ffffffe};
+    uint64_t calls[ENTRIES_MAX] = {0};
+    Text xml;
+    model(&xml, "MatMul");
+    for (unsigned e = 0; e < ENTRIES_MAX && d->entry(e); e++) calls[e] = d->calls(e);
+    CHECK_OK(&ctx, use_once(&ctx, xml.data, xml.size));
+    for (unsigned e = 0; e < ENTRIES_MAX && d->entry(e); e++) calls[e] = d->calls(e) - calls[e];
+    unsigned failures = 0, tries = 0;
+    for (unsigned e = 0; e < ENTRIES_MAX && d->entry(e); e++)
+        for (uint32_t nth = 1; nth <= 2 && nth <= calls[e]; nth++) {
+            CHECK_EQUAL(d->fail(d->entry(e), nth, 1, results[tries++ % 3], ""), 0);
+            ctx.text[0] = 0;
+            Code code = use_once(&ctx, xml.data, xml.size);
+            CHECK(code == CODE_OK || (code == CODE_DEVICE && ctx.reason && strlen(ctx.text) > 20));
+            failures += code != CODE_OK;
+            ctx.code = CODE_OK;
+            d->heal();
+            check_clean(d, d->entry(e));
+        }
+    CHECK_OK(&ctx, use_once(&ctx, xml.data, xml.size));
+    check_clean(d, "all failures");
+    CHECK(tries > 25 && failures > 20);
+    text_destroy(&xml);
 }
 
 int main(void) {
@@ -223,7 +288,8 @@ int main(void) {
     test_refused(device);
     test_model(device, cache, true);
     npu_device_unref(device);
-    check_driver();
+    Driver driver;
+    if (find_driver(&driver) && check_clean(&driver, "all")) test_failures(&driver);
     snprintf(command, sizeof command, "rm -rf '%s'", cache);
     CHECK_EQUAL(system(command), 0);
     printf("ran on %s, loader %s, extension %u.%u\n", facts.device_name, facts.loader_version, facts.extension >> 16,

@@ -36,8 +36,7 @@ static int number(const char *name, int otherwise) {
     return text ? (int)strtol(text, NULL, 0) : otherwise;
 }
 
-/* --- faults: calls are counted while FAKE_FAULT stays the same ------------------------------------------------------
- */
+/* --- faults: calls are counted while FAKE_FAULT stays the same ----------------------------------------------------- */
 
 static ZeResult fault(const char *point) {
     static char current[128];
@@ -87,8 +86,7 @@ static void gone(void *made) {
     free(made);
 }
 
-/* --- core ------------------------------------------------------------------------------------------------------------
- */
+/* --- core ---------------------------------------------------------------------------------------------------------- */
 
 struct ZeContext_ {
     int unused;
@@ -327,8 +325,7 @@ EXPORT ZeResult zeFenceReset(ZeFence f) {
 }
 #endif
 
-/* --- graphs
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- graphs -------------------------------------------------------------------------------------------------------- */
 
 static __thread bool failed_here;
 
