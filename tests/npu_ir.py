@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import forge_ugc
+from forge_ugc.compiled import Plan
 from forge_ugc.lowering.outputs import Alias, Fresh
 from forge_ugc.table import Table
 from tests import cbuild
@@ -30,7 +32,6 @@ DTYPES = {
     "i64": np.int64,
 }  # fmt: skip
 PRECISIONS = ("fp16", "w8a16", "w4a16")
-TOOL = cbuild.ROOT / "tests" / "c" / "tools" / "emit_ir.c"
 
 
 class Refused(Exception):
@@ -65,9 +66,14 @@ def table_bytes(arrays: dict[str, Any]) -> bytes:
     return b"".join(parts)
 
 
+@functools.cache
+def tool() -> Path:
+    return cbuild.program(cbuild.ROOT / "tests" / "c" / "tools" / "emit_ir.c")
+
+
 def reasons() -> dict[str, str]:
     """Each operator's name, and why the emitter does not take it; "" if it does."""
-    done = subprocess.run([cbuild.program(TOOL), "--table"], capture_output=True, text=True, check=True)
+    done = subprocess.run([tool(), "--table"], capture_output=True, text=True, check=True)
     return dict(line.split("\t") for line in done.stdout.splitlines())
 
 
@@ -121,7 +127,7 @@ def emit_table(
     (folder / "table").write_bytes(table_bytes(arrays))
     flags = [int(border), int(f32), PRECISIONS.index(precision), forms, int(arguments), passes]
     done = subprocess.run(
-        [cbuild.program(TOOL), folder / "table", folder / "model", *map(str, flags)], capture_output=True, text=True
+        [tool(), folder / "table", folder / "model", *map(str, flags)], capture_output=True, text=True
     )
     if done.returncode == 2:
         raise Refused(done.stdout)
@@ -141,10 +147,11 @@ def _remove() -> None:
 
 @dataclass
 class Emitted:
-    """A function as IR. `outputs`: how each of its results follows from the graph's."""
+    """A function as IR. `plan` tells which arguments the graph takes, and how the function's results follow from its
+    outputs."""
 
     model: Model
-    outputs: list[Any]
+    plan: Plan
 
     @property
     def xml(self) -> Path:
@@ -152,15 +159,16 @@ class Emitted:
 
     def run(self, args: Any, precision: str = "f32") -> list[torch.Tensor]:
         """`args` as for the function; its results in order."""
-        leaves = [t.detach().numpy() for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-        made = [torch.from_numpy(a) for a in self.model.run(leaves, precision)]
-        return [self._output(user, made) for user in self.outputs]
+        leaves = pytree.tree_leaves(args)
+        inputs = [leaves[source].detach().numpy() for source, _ in self.plan.sources]
+        made = [torch.from_numpy(a) for a in self.model.run(inputs, precision)]
+        return [self._output(user, made, leaves) for user in self.plan.user]
 
-    def _output(self, user: Any, made: list[torch.Tensor]) -> torch.Tensor:
+    def _output(self, user: Any, made: list[torch.Tensor], leaves: list[Any]) -> torch.Tensor:
         if isinstance(user, Fresh):
             return made[user.index]
-        assert isinstance(user, Alias) and isinstance(user.root, Fresh), "a result that the program does not make"
-        view = made[user.root.index]
+        assert isinstance(user, Alias)
+        view = made[user.root.index] if isinstance(user.root, Fresh) else leaves[user.root]
         for step in user.steps:
             view = step(view)
         return view
@@ -178,7 +186,7 @@ def emit(function: Callable[..., Any], args: Any, **how: Any) -> Emitted:
     with mock.patch.object(Table, "compile", compile_table), torch.no_grad():
         compiled = forge_ugc.compile(function, args, device="npu:plan:npu4000", passes=how.get("passes", "default"))
     plan = next(iter(compiled._plans.values()))
-    return Emitted(emit_table(tables[-1].arrays, **how), plan.user)
+    return Emitted(emit_table(tables[-1].arrays, **how), plan)
 
 
 def check(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.npu_ir import emit_table
+from tests.npu_ir import Refused, emit, emit_table
+from tests.npu_ir import check as check_function
 from tests.tables import Builder
+from tests.test_random_graphs import COLUMNS, ROWS, Random
+from tests.test_random_graphs import STEPS as MODULE_STEPS
 
 pytest.importorskip("openvino")
 
@@ -183,7 +188,57 @@ def test_random_graphs(example: tuple[Graph, dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=1000, deadline=None, suppress_health_check=QUIET)
 @given(graphs())
 def test_random_graphs_long(example: tuple[Graph, dict[str, Any]]) -> None:
     check(*example)
+
+
+# --- networks: linear, norms, attention and what is around them ------------------------------------------------------
+
+
+@functools.cache
+def kinds() -> list[int]:
+    """The steps of tests/test_random_graphs.py that the NPU takes."""
+    x, found = torch.ones(ROWS, COLUMNS), []
+    for kind in range(len(MODULE_STEPS)):
+        try:
+            for passes in ("none", "default"):
+                emit(Random([(kind, 0, 1, 0)], 1).eval(), (x, x), passes=passes)
+        except Refused:
+            continue
+        found.append(kind)
+    return found
+
+
+def check_network(example: tuple[list[tuple[int, int, int, int]], int, int, bool, str]) -> None:
+    steps, outputs, seed, arguments, passes = example
+    model = Random([(kinds()[k % len(kinds())], *rest) for k, *rest in steps], outputs).eval()
+    generator = torch.Generator().manual_seed(seed)
+    args = tuple(torch.randn(ROWS, COLUMNS, generator=generator) for _ in range(2))
+    with torch.no_grad():
+        check_function(model, *args, arguments=arguments, passes=passes)
+
+
+step = st.tuples(*[st.integers(0, 99)] * 4)
+NETWORKS = st.tuples(
+    st.lists(step, min_size=1, max_size=12), st.integers(1, 3), st.integers(0, 999), st.booleans(),
+    st.sampled_from(["default", "none", "operator_fusion", "attention_fusion,dce,layout"]),
+)  # fmt: skip
+
+
+def test_the_npu_takes_most_steps() -> None:
+    assert len(kinds()) >= len(MODULE_STEPS) - 5
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=QUIET, derandomize=True)
+@given(NETWORKS)
+def test_random_networks(example: Any) -> None:
+    check_network(example)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, suppress_health_check=QUIET)
+@given(NETWORKS)
+def test_random_networks_long(example: Any) -> None:
+    check_network(example)
