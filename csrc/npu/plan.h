@@ -70,6 +70,7 @@ typedef struct Piece {
     Stretch stretch;
     uint32_t kind;
     bool head; /* one linear, to be cut into column tiles */
+    bool gap;  /* what the search found no repeated block for */
 } Piece;
 typedef struct Cut {
     Piece *pieces;

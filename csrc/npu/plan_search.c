@@ -21,6 +21,7 @@ enum {
     MAX_LENGTHS = 32, /* of candidates */
     PER_LENGTH = 3,   /* candidates */
     MAX_DICTIONARY = 16,
+    MAX_GAP_KINDS = 16,
     MAX_ARGUMENTS = 160 /* constants of a block that calls share */
 };
 
@@ -309,6 +310,7 @@ static Code trace_run(Search *s, const Stretch *run, uint32_t *n_pieces) {
             uint32_t end = at;
             at = s->gap_from[at];
             piece->stretch = (Stretch){run->first + at, end - at};
+            piece->gap = true;
             TRY(classify(s, piece->stretch, &piece->kind));
         }
         (*n_pieces)++;
@@ -317,6 +319,46 @@ static Code trace_run(Search *s, const Stretch *run, uint32_t *n_pieces) {
         Piece swap = s->pieces[i];
         s->pieces[i] = s->pieces[--j];
         s->pieces[j] = swap;
+    }
+    return CODE_OK;
+}
+
+/* Splits gap `i` if it begins or ends with the gap `whole`. */
+static Code split_gap(Search *s, uint32_t i, Piece whole, uint32_t *n_pieces, bool *split) {
+    Stretch gap = s->pieces[i].stretch;
+    uint32_t length = whole.stretch.count, kind;
+    *split = false;
+    for (int at_end = 0; at_end < 2 && !*split && length < gap.count; at_end++) {
+        Stretch same = {at_end ? gap.first + gap.count - length : gap.first, length};
+        Stretch rest = {at_end ? gap.first : gap.first + length, gap.count - length};
+        if (token_hash(s, same.first, length) != token_hash(s, whole.stretch.first, length)) continue;
+        TRY(classify(s, same, &kind));
+        if (kind != whole.kind) continue;
+        memmove(&s->pieces[i + 2], &s->pieces[i + 1], (*n_pieces - i - 1) * sizeof *s->pieces);
+        (*n_pieces)++;
+        TRY(classify(s, rest, &kind));
+        s->pieces[i + (uint32_t)at_end] = (Piece){.stretch = same, .kind = whole.kind, .gap = true};
+        s->pieces[i + (uint32_t)!at_end] = (Piece){.stretch = rest, .kind = kind, .gap = true};
+        *split = true;
+    }
+    return CODE_OK;
+}
+
+/* A gap may be another one and more: "A" here, "A and the last norm" there. */
+static Code split_gaps(Search *s, uint32_t *n_pieces) {
+    Piece kinds[MAX_GAP_KINDS];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < *n_pieces && n < MAX_GAP_KINDS; i++) {
+        bool known = !s->pieces[i].gap || s->pieces[i].stretch.count <= GRAPH_COST;
+        for (uint32_t k = 0; k < n && !known; k++) known = kinds[k].kind == s->pieces[i].kind;
+        if (!known) kinds[n++] = s->pieces[i];
+    }
+    for (uint32_t i = 0; i < *n_pieces && n > 1; i++) {
+        bool split = s->pieces[i].gap;
+        while (split) { /* the first part may be split again */
+            split = false;
+            for (uint32_t k = 0; k < n && !split; k++) TRY(split_gap(s, i, kinds[k], n_pieces, &split));
+        }
     }
     return CODE_OK;
 }
@@ -330,6 +372,7 @@ static Code evaluate(Search *s, double *cost, uint32_t *n_pieces) {
         cut_run(s, &s->runs[r]);
         TRY(trace_run(s, &s->runs[r], n_pieces));
     }
+    TRY(split_gaps(s, n_pieces));
     if (s->cap_used < s->n_classes) {
         s->cap_used = s->cap_classes;
         TRY(ARENA_NEW(s->t->ctx, s->arena, s->cap_used, &s->used));

@@ -98,8 +98,9 @@ static void test_folding(void) {
     expect("AAAANL", 64, 3, 4 + 1 + 4, LAYER_A + 2);
     expect("AAAAaAAAA", NO_HEAD, 2, 9, 2 * LAYER_A); /* an attribute differs */
     expect("GGAGGAGGGAGGGAGGGAGGGAGGAGGAGGNL", 64, 4, 22 + 8 + 1 + 4, LAYER_A + LAYER_G + 2);
-    expect("AAAAAAGGGGGG", NO_HEAD, 2, 12, LAYER_A + LAYER_G); /* an encoder, then a decoder */
-    expect("AG", NO_HEAD, 1, 1, LAYER_A + LAYER_G);            /* nothing is repeated */
+    expect("GGAGGANL", 64, 4, 4 + 3 + 2 + 4, LAYER_A + LAYER_G + 1); /* the last norm is the first of an A */
+    expect("AAAAAAGGGGGG", NO_HEAD, 2, 12, LAYER_A + LAYER_G);       /* an encoder, then a decoder */
+    expect("AG", NO_HEAD, 1, 1, LAYER_A + LAYER_G);                  /* nothing is repeated */
     expect("N", NO_HEAD, 1, 1, 1);
     expect("HHHH", NO_HEAD, 2, 8, 7 + 4); /* a host call in each layer: before it, and behind */
 }
