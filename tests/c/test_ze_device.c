@@ -249,7 +249,10 @@ static void test_failures(const Driver *d) {
     CHECK_OK(&ctx, use_once(&ctx, xml.data, xml.size));
     for (unsigned e = 0; e < ENTRIES_MAX && d->entry(e); e++) calls[e] = d->calls(e) - calls[e];
     unsigned failures = 0, tries = 0;
-    for (unsigned e = 0; e < ENTRIES_MAX && d->entry(e); e++)
+    const char *layers = getenv("ZE_ENABLE_LOADER_INTERCEPT");
+    for (unsigned e = 0; e < ENTRIES_MAX && d->entry(e); e++) {
+        /* A loader with layers never again asks a driver that failed to give its handle. */
+        if (layers && *layers == '1' && !strcmp(d->entry(e), "zeDriverGet")) continue;
         for (uint32_t nth = 1; nth <= 2 && nth <= calls[e]; nth++) {
             CHECK_EQUAL(d->fail(d->entry(e), nth, 1, results[tries++ % 3], ""), 0);
             ctx.text[0] = 0;
@@ -260,6 +263,7 @@ static void test_failures(const Driver *d) {
             d->heal();
             check_clean(d, d->entry(e));
         }
+    }
     CHECK_OK(&ctx, use_once(&ctx, xml.data, xml.size));
     check_clean(d, "all failures");
     CHECK(tries > 25 && failures > 20);
