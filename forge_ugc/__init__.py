@@ -7,14 +7,18 @@ print(forge.report)
 
 from __future__ import annotations
 
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
 
 from ._core import VERSION as __version__
 from ._core import NpuError
-from .compile import compile
-from .compiled import CompiledModel
-from .errors import CompileError, FallbackError, FallbackWarning, NpuWarning
-from .report import Report
+from .errors import ArtefactError, CompileError, FallbackError, FallbackWarning, NpuWarning
+from .loaded import LoadedModel, load
+
+if TYPE_CHECKING or _find_spec("torch") is not None:  # artefacts run without it
+    from .compile import compile
+    from .compiled import CompiledModel
+    from .report import Report
 
 if TYPE_CHECKING:
     from . import testing
@@ -22,11 +26,13 @@ if TYPE_CHECKING:
     from .dynamo import last_reports
 
 __all__ = [
+    "ArtefactError",
     "Bisection",
     "CompileError",
     "CompiledModel",
     "FallbackError",
     "FallbackWarning",
+    "LoadedModel",
     "NpuError",
     "NpuWarning",
     "Report",
@@ -34,6 +40,7 @@ __all__ = [
     "bisect_passes",
     "compile",
     "last_reports",
+    "load",
     "testing",
 ]
 
@@ -48,4 +55,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(".bisect", __name__), name)
     if name == "last_reports":
         return importlib.import_module(".dynamo", __name__).last_reports
+    if name in ("compile", "CompiledModel", "Report"):
+        raise ImportError(f"forge_ugc.{name} needs torch, which is not installed; forge_ugc.load() does without")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

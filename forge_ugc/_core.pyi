@@ -115,6 +115,7 @@ class Program:
     def portable(
         self,
     ) -> tuple[str, list[tuple[str | None, str, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]] | None]]: ...
+    def types(self) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]: ...
     def report(self) -> dict[str, Any]:
         """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms,
         alloc_ms, schedule_ms, pack_ms, npu_ms, nodes_table, nodes_final (executed instructions), alpha,

@@ -508,10 +508,21 @@ class CompiledModel:
         other.report = self.report.follow(weakref.WeakMethod(other._live))
         return other
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes an artefact, which `forge_ugc.load` makes a callable of, without torch and without compiling.
+
+        The weights as they are now, and a program for each set of shapes that was called. ArtefactError names what
+        cannot be kept: operators that run through torch, caches, weights without values.
+        """
+        from .saving import save
+
+        save(self, path)
+
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a CompiledModel cannot be pickled: save the model (or its state_dict) and compile it again after loading"
-        )
+        """Pickles as its artefact: what comes back is a LoadedModel, for the same kind of device."""
+        from .saving import pickled
+
+        return pickled(self)
 
 
 def _acceptable(value: Any) -> bool:

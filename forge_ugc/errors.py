@@ -6,11 +6,11 @@ import functools
 import os
 import re
 import traceback
-
-import torch
+from importlib.util import find_spec
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n(?:\s+(?P<code>.*))?')
-_TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_torch = find_spec("torch")  # not imported: loading an artefact does without
+_TORCH_DIR = os.path.dirname(os.path.abspath(_torch.origin)) + os.sep if _torch and _torch.origin else "\0"
 _STDLIB_DIR = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _OWN_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -29,6 +29,10 @@ class FallbackError(CompileError):
 
 class FallbackWarning(UserWarning):
     """Some operators run through torch (`host.aten`); given once a compile."""
+
+
+class ArtefactError(ValueError):
+    """A model cannot be saved as an artefact, or a file is none that can be loaded; the text says what is wrong."""
 
 
 class NpuWarning(UserWarning):

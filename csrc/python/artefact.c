@@ -72,6 +72,30 @@ PyObject *program_portable(PyObject *object, PyObject *unused) {
     return result;
 }
 
+/* --- Program.types() -----------------------------------------------------------------------------------------------
+ */
+static PyObject *types_of(const Graph *g, const ValueId *values, uint32_t count) {
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < count; i++) {
+        const Value *value = graph_value(g, values[i]);
+        PyObject *shape = numbers(value->shape, value->rank);
+        PyObject *item = shape ? Py_BuildValue("(sN)", dtype_name(value->dtype), shape) : NULL;
+        if (!item || PyList_Append(list, item) != 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+PyObject *program_types(PyObject *object, PyObject *unused) {
+    (void)unused;
+    const Graph *g = ((ProgramObject *)object)->program->graph;
+    PyObject *inputs = types_of(g, g->inputs, g->n_inputs), *outputs = types_of(g, g->outputs, g->n_outputs);
+    PyObject *result = inputs && outputs ? PyTuple_Pack(2, inputs, outputs) : NULL;
+    Py_XDECREF(inputs);
+    Py_XDECREF(outputs);
+    return result;
+}
+
 /* --- load() ------------------------------------------------------------------------------------------------------- */
 /* A sequence of (address, bytes) or None. */
 static bool read_constants(PyObject *sequence, ConstantData **out, size_t *count) {

@@ -331,6 +331,8 @@ static PyMethodDef program_methods[] = {
      "portable()\n--\n\n(text, constants): the final graph as load() takes it. Of each constant of the graph in order "
      "(name, dtype,\nshape, strides in the text, address, strides of that memory), or None where the text has its "
      "elements."},
+    {"types", program_types, METH_NOARGS,
+     "types()\n--\n\n([(dtype, shape)], [(dtype, shape)]): of the inputs and of the outputs."},
     {"report", program_report, METH_NOARGS, "report()\n--\n\nWhat the compilation did, in times, counts and bytes."},
     {"upgrade", program_upgrade, METH_NOARGS,
      "upgrade()\n--\n\nCompiles the graphs with constant weights and swaps them in between calls; False if "

@@ -74,9 +74,12 @@ class Lowered:
     values: list[Value] = field(default_factory=list)  # of each output of the table
 
 
-def lower(captured: Captured, symbols: Symbols, strict: bool = False) -> Lowered:
-    """Builds the table for the sizes that `symbols` holds. FallbackError with `strict` if anything needs torch."""
-    return _Lowering(captured, symbols).run(strict)
+def lower(captured: Captured, symbols: Symbols, strict: bool = False, aliases: bool = True) -> Lowered:
+    """Builds the table for the sizes that `symbols` holds. FallbackError with `strict` if anything needs torch.
+
+    aliases: as for plan_outputs.
+    """
+    return _Lowering(captured, symbols).run(strict, aliases)
 
 
 def lower_all(captured: Captured, symbols: Symbols) -> tuple[Lowered, list[Node]]:
@@ -106,7 +109,7 @@ class _Lowering:
         self.fallbacks: dict[tuple[str, str], Fallback] = {}
         self.used, self.parts = _uses(captured)
 
-    def run(self, strict: bool) -> Lowered:
+    def run(self, strict: bool, aliases: bool = True) -> Lowered:
         written = {w.writes for w in self.captured.writes}
         for i, node in enumerate(self.captured.nodes):
             self.b.set_source(node.source)
@@ -120,7 +123,7 @@ class _Lowering:
                 f"  {f.op} x{f.count} at {f.where or 'unknown line'}: {f.reason}" for f in self.fallbacks.values()
             )
             raise FallbackError(f"strict=True, and these operators would run through torch:\n{text}", rows)
-        plan = plan_outputs(self.captured, self.env, self.symbols)
+        plan = plan_outputs(self.captured, self.env, self.symbols, aliases)
         table = self.b.finish(plan.values)
         return Lowered(
             table, self.inputs, self.input_types, self.hosts, plan, list(self.fallbacks.values()), plan.values

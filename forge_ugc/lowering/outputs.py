@@ -52,8 +52,11 @@ class OutputPlan:
     writes: list[tuple[int | Slot, int]] = field(default_factory=list)
 
 
-def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols) -> OutputPlan:
-    """Decides for each output of forward() which of Fresh, Known, Alias or SameContainer it is."""
+def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols, aliases: bool = True) -> OutputPlan:
+    """Decides for each output of forward() which of Fresh, Known, Alias or SameContainer it is.
+
+    aliases: False makes each tensor Fresh, for a program that knows neither its caller's objects nor torch's views.
+    """
     plan = OutputPlan()
     positions: dict[tuple[int, int | None], int] = {}
     made: dict[int, Any] = {}
@@ -62,7 +65,9 @@ def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols) -> Output
     changes = captured.containers.changes if captured.containers is not None else []
     outputs = [*captured.outputs, *(o for change in changes for o in change.outputs)]
     seen = {o.value.index for o in outputs if isinstance(o.value, Ref)}
-    paths = {i: _alias(captured, i, written, targets, env, symbols) for i in seen}
+    paths: dict[int, tuple[int | Slot | Fresh, tuple[Step, ...]]] = {i: (Fresh(i), ()) for i in seen}
+    if aliases:
+        paths = {i: _alias(captured, i, written, targets, env, symbols) for i in seen}
     # a new tensor that several outputs are views of is handed out once, the views are replayed on it
     views = Counter(base for base, _ in paths.values() if isinstance(base, Fresh))
 

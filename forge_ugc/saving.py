@@ -1,0 +1,230 @@
+"""`CompiledModel.save`: from a compiled model to an artefact (artefact.py)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict, namedtuple
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import _core
+from .artefact import FORMAT, Memory, write
+from .capture import TensorMeta
+from .errors import ArtefactError
+from .loaded import unpickled
+from .lowering import Lowered, lower
+from .lowering.outputs import Fresh, Known
+from .signature import children
+from .specialise import Symbols
+from .state import Slot
+from .table import DTYPE_NUMBERS
+
+if TYPE_CHECKING:
+    from .compiled import CompiledModel
+
+_NAMES = {number: name for number, (name, _, _) in enumerate(_core.dtypes())}
+_CONSTANTS = (type(None), bool, int, float, str)
+
+
+def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
+    """Writes `model` as it is now, with a program for each set of shapes that it has been called with.
+
+    ArtefactError where something of it cannot be kept: operators that run through torch, arguments or results of types
+    that need Python code, weights without values.
+    """
+    captured = model._captured
+    if captured.containers is not None:
+        raise ArtefactError("forward() changes a list, dict or cache of the caller's: that cannot be kept in a file")
+    symbolic = model._symbolic
+    shapes = list(model._plans) if symbolic.dynamic else [None]
+    tensors: dict[str, Memory] = {}
+    texts: dict[str, str] = {}
+    programs: list[dict[str, Any]] = []
+    state: dict[str, torch.Tensor] = {}
+    keys: dict[tuple[Any, ...], str] = {}
+    outputs: Any = None
+    for number, key in enumerate(shapes):
+        symbols = symbolic.solve(_stand_ins(model, key)) if key is not None else Symbols()
+        lowered = lower(captured, symbols, aliases=False)
+        _refuse_hosts(lowered)
+        program = lowered.table.compile(
+            target=model._options.choice.target,
+            passes=model._options.passes,
+            alpha=model._options.alpha,
+            autotune=model._options.autotune,
+            executable=False,
+            pack=False,
+            threads=model._options.threads,
+        )
+        try:
+            text, constants = program.portable()
+        except ValueError as error:
+            raise ArtefactError(str(error)) from None
+        texts[f"program{number}.graph"] = text
+        texts[f"program{number}.npuir"] = program.text("schedule")
+        programs.append(
+            {
+                "graph": f"program{number}.graph",
+                "constants": [None if c is None else _keep(c, tensors, keys, lowered) for c in constants],
+                "inputs": [_place(source, state) for source, _ in lowered.inputs],
+                "writes": [{"to": _place(where, state), "output": index} for where, index in lowered.plan.writes],
+            }
+        )
+        this = _structure(captured.out_spec, iter([_output(item) for item in lowered.plan.user]), "output")
+        if outputs is not None and outputs != this:
+            raise ArtefactError("the results of forward() differ in structure from one shape to another")
+        outputs = this
+    for name, tensor in state.items():
+        whole = tensor.detach().resolve_neg().resolve_conj().contiguous()
+        tensors[f"state:{name}"] = _memory(whole)
+    manifest = {
+        "format": FORMAT,
+        "forge_ugc": _core.VERSION,
+        "torch": torch.__version__,
+        "model": getattr(model._model, "__name__", type(model._model).__name__),
+        **_signature(model),
+        "outputs": outputs,
+        "state": list(state),
+        "programs": programs,
+    }
+    write(path, manifest, texts, tensors)
+
+
+def pickled(model: CompiledModel) -> tuple[Any, ...]:
+    """For pickle: the artefact's bytes, and how to open them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.forge")
+        save(model, path)
+        with open(path, "rb") as file:
+            data = file.read()
+    choice = model._options.choice
+    device = (
+        "auto"
+        if choice.npu is not None and choice.npu.mode == "dispatch" and not choice.npu.required
+        else choice.device
+    )
+    return unpickled, (data, device, choice.precision, model._options.threads)
+
+
+def _refuse_hosts(lowered: Lowered) -> None:
+    if lowered.hosts:
+        rows = ", ".join(f"{f.op} x{f.count} ({f.where or 'unknown line'})" for f in lowered.fallbacks)
+        raise ArtefactError(f"these operators run through torch, which an artefact cannot hold: {rows}")
+
+
+def _stand_ins(model: CompiledModel, key: Any) -> list[Any]:
+    """Leaves with the shapes of a cached program."""
+    dynamic = dict(zip(model._symbolic.dynamic, key, strict=True))
+    leaves: list[Any] = []
+    metas = {n.target: n.meta for n in model._captured.nodes if n.kind.value == "input"}
+    for leaf in range(len(model._signature.paths)):
+        size = dynamic.get(leaf)
+        meta = metas.get(leaf)
+        if isinstance(size, (torch.Size, tuple)):
+            leaves.append(torch.empty(size, device="meta"))
+        elif size is not None:
+            leaves.append(size)
+        elif isinstance(meta, TensorMeta):
+            leaves.append(torch.empty([int(s) for s in meta.shape], device="meta"))
+        else:
+            leaves.append(meta)
+    return leaves
+
+
+def _keep(
+    constant: tuple[Any, ...], tensors: dict[str, Memory], keys: dict[tuple[Any, ...], str], lowered: Lowered
+) -> str:
+    """The key of a constant among the weights; memory that several constants show in the same way is kept once."""
+    name, dtype, shape, strides, address, source = constant
+    if strides != _row_major(shape):  # elements that share memory: the memory is kept as it is
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        shape, source = (span,), (1,)
+    same = (dtype, shape, address, source)
+    if same not in keys:
+        key = base = name or "constant"
+        number = 1
+        while key in tensors:
+            number += 1
+            key = f"{base}#{number}"
+        keys[same] = key
+        tensors[key] = Memory(dtype, shape, address, source, lowered)
+    return keys[same]
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _memory(tensor: torch.Tensor) -> Memory:
+    dtype = _NAMES[DTYPE_NUMBERS[tensor.dtype]]
+    return Memory(dtype, tuple(tensor.shape), tensor.data_ptr(), tuple(tensor.stride()), tensor)
+
+
+def _place(where: int | Slot, state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    if not isinstance(where, Slot):
+        return {"leaf": where}
+    state[where.name] = where.tensor()
+    return {"state": where.name}
+
+
+# --- structures -------------------------------------------------------------------------------------------------------
+
+
+def _signature(model: CompiledModel) -> dict[str, Any]:
+    signature, captured = model._signature, model._captured
+    tensors = {leaf for leaf, _, _ in model._tensors}
+    constants = dict(model._constants)
+    used = {node.target for node in captured.nodes if node.kind.value == "input"}
+    leaves: list[dict[str, Any]] = []
+    for leaf, path in enumerate(signature.paths):
+        if leaf in tensors:
+            leaves.append({"path": path})
+        elif leaf in constants and type(constants[leaf]) in _CONSTANTS:
+            leaves.append({"path": path, "value": constants[leaf]})
+        elif leaf in used or leaf in constants:
+            raise ArtefactError(f"input {path} is {constants.get(leaf)!r}: only tensors and plain values can be kept")
+        else:
+            raise ArtefactError(f"input {path} is not known to the capture")
+    numbers = iter([{"leaf": leaf} for leaf in range(len(leaves))])
+    parameters = []
+    for label, spec in zip(signature.labels, signature.specs, strict=True):
+        parameters.append({"name": label, "structure": _structure(spec, numbers, f"input {label}")})
+    positional = sum(isinstance(key, int) for key in signature.keys)
+    return {"parameters": parameters, "positional": positional, "leaves": leaves}
+
+
+def _output(item: Any) -> dict[str, Any]:
+    if isinstance(item, Fresh):
+        return {"leaf": item.index}
+    if isinstance(item, Known) and type(item.value) in _CONSTANTS:
+        return {"value": item.value}
+    raise ArtefactError(f"a result of forward() cannot be kept: {item!r}")
+
+
+def _structure(spec: pytree.TreeSpec, leaves: Any, path: str) -> dict[str, Any]:
+    """`spec` as JSON, its leaves taken from the iterator."""
+    if spec.is_leaf():
+        leaf: dict[str, Any] = next(leaves)
+        return leaf
+    below = [_structure(child, leaves, path) for child in children(spec)]
+    if spec.type in (tuple, list):
+        return {spec.type.__name__: below}
+    if spec.type in (dict, OrderedDict) and all(type(key) in (str, int) for key in spec.context):
+        return {"dict": [list(pair) for pair in zip(spec.context, below, strict=True)]}
+    fields: Any = None
+    if spec.type is namedtuple:  # torch's pytree keeps the class in the context
+        fields = spec.context._fields
+    elif isinstance(spec.type, type) and issubclass(spec.type, OrderedDict):  # Hugging Face outputs
+        fields = spec.context
+    fields = fields if isinstance(fields, (list, tuple)) else None
+    if fields is not None and len(fields) == len(below) and path == "output":
+        return {"named": [list(pair) for pair in zip(fields, below, strict=True)]}
+    hint = "; pass use_cache=False" if "Cache" in spec.type.__name__ else ""
+    raise ArtefactError(f"{path}: a {spec.type.__name__} cannot be kept in an artefact{hint}")
