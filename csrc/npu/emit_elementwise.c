@@ -194,16 +194,16 @@ static Code binary(Emitter *e, Op op, Wire a, Wire b, Wire *out) {
     }
 }
 
-/* Powers that eager computes without pow(), and exactly. `*done` is false for the others. */
+/* Powers without Power, whose negative bases are the compiler's affair. `*done` is false for the others. */
 static Code special_power(Emitter *e, Wire x, double exponent, bool *done, Wire *out) {
     *done = true;
     *out = x;
     if (exponent == 1) return CODE_OK;
     if (exponent == 0.5) return emit_unary(e, "Sqrt", 1, x, out);
-    if (exponent == 2 || exponent == 3 || exponent == -2) {
+    if (exponent == 2 || exponent == 3 || exponent == 4 || exponent == -2) {
         TRY(emit_binary(e, "Multiply", 1, x, x, out));
-        if (exponent == 3) return emit_binary(e, "Multiply", 1, *out, x, out);
-        return exponent == -2 ? reciprocal_of(e, *out, out) : CODE_OK;
+        if (exponent == -2) return reciprocal_of(e, *out, out);
+        return exponent == 2 ? CODE_OK : emit_binary(e, "Multiply", 1, *out, exponent == 3 ? x : *out, out);
     }
     if (exponent == -1) return reciprocal_of(e, x, out);
     if (exponent == -0.5) {
