@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import operator
 import os
 import re
 import threading
@@ -31,6 +32,7 @@ from .compile import compile, dump
 from .compiled import CompiledModel
 from .errors import CompileError, FallbackError, FallbackWarning, source_of
 from .fastcapture import Unsupported, capture_fast
+from .lowering.outputs import may_share
 from .overlap import Overlap
 from .report import Report
 from .state import Slot, Watcher, has_memory, version
@@ -131,6 +133,7 @@ def forge(
     return _through_torch(gm, example_inputs, record, reason)
 
 
+_checked = {"{}"}  # options that are right
 forge.reset = _graphs.clear  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
 
 
@@ -141,9 +144,13 @@ def _check_options(options: dict[str, Any]) -> None:
         if name not in known:
             hint = "; use torch.compile(dynamic=...)" if name == "dynamic_shapes" else ""
             raise TypeError(f'backend "forge" has no option {name!r}{hint}; known are {", ".join(known)}')
+    if repr(options) in _checked:
+        return
     with torch.autocast("cpu", enabled=False), torch.no_grad():
         compiled = compile(torch.neg, (torch.zeros(1),), **options)
         compiled(torch.zeros(1))  # says why, if with these options nothing can be run
+    if len(_checked) < _REPORTS:
+        _checked.add(repr(options))
 
 
 def _name(gm: torch.fx.GraphModule) -> str:
@@ -338,8 +345,8 @@ class _Graph:
             value = output.value
             while isinstance(value, Ref):
                 roots.add(value.index)
-                arguments = captured.nodes[value.index].args
-                value = arguments[0] if arguments else None
+                node = captured.nodes[value.index]
+                value = node.args[0] if node.args and (node.target is operator.getitem or may_share(node)) else None
         leaves = {captured.nodes[i].target for i in roots if i is not None and captured.nodes[i].kind is Kind.INPUT}
         if not leaves.isdisjoint(self._static):
             self._demote([i for i in self._static if i in leaves])
@@ -387,7 +394,7 @@ class _Graph:
             self._seen.popitem(last=False)
         if not self._full:
             self._full = True
-            _warn(self._record, f"more than {_SIZES} sets of sizes; from here on, each does so when it first comes")
+            _warn(self._record, f"it has had {_SIZES} sets of sizes; others are compiled when they come a second time")
         return False
 
     def _make(self, key: Any, args: Inputs) -> CompiledModel:

@@ -334,7 +334,7 @@ def test_sizes_are_bounded_and_say_so():
             check(compiled, eager, torch.randn(rows, 8))
         (graph,) = last_reports()
         assert len(graph.reports) == 16
-        with pytest.warns(FallbackWarning, match="more than 16 sets of sizes"):
+        with pytest.warns(FallbackWarning, match="has had 16 sets of sizes"):
             x = torch.randn(40, 8)
             assert_same(compiled(x), eager(x))
         assert graph.eager_calls == 1
@@ -456,6 +456,19 @@ def test_functional_call():
             assert calls() == before + 1
 
 
+def test_outputs_that_are_weights():
+    class Handed(MLP):
+        def forward(self, x):
+            return self.a(x), self.a.weight.t(), self.b.weight[:2], self.norm.weight
+
+    compiled, eager = pair(Handed())
+    with torch.no_grad():
+        turned = check(compiled, eager, torch.randn(2, 8))[1]
+        turned.zero_()
+        assert (compiled._orig_mod.a.weight == 0).all()
+        assert compiled(torch.randn(2, 8))[3] is compiled._orig_mod.norm.weight
+
+
 def test_tied_weights():
     class Tied(nn.Module):
         def __init__(self):
@@ -469,6 +482,7 @@ def test_tied_weights():
     compiled, eager = pair(Tied())
     with torch.no_grad():
         check(compiled, eager, torch.arange(5))
+        assert last_reports()[0].report["weights"]["borrowed_bytes"] == 10 * 8 * 4
         for m in (compiled._orig_mod, eager):
             m.head.weight = nn.Parameter(m.head.weight + 1)
         check(compiled, eager, torch.arange(5))

@@ -162,20 +162,27 @@ _UNMARKED = {_ATEN.type_as.default, _ATEN.atleast_1d.default, _ATEN.atleast_2d.d
 _DROPOUTS = {_ATEN.dropout.default, _ATEN.feature_dropout.default, _ATEN.alpha_dropout.default}
 
 
+def may_share(node: Node) -> bool:
+    """Whether a call may return its first operand's memory."""
+    target = node.target
+    if target in _DROPOUTS:
+        return not (node.args[2] and node.args[1] > 0)
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    arguments, returns = target._schema.arguments, target._schema.returns
+    if target in _UNMARKED:
+        return True
+    if not arguments or arguments[0].alias_info is None or not returns or returns[0].alias_info is None:
+        return False
+    return not arguments[0].alias_info.is_write or target is _ATEN.detach_.default
+
+
 def _view_step(node: Node, env: list[Any], symbols: Symbols) -> Step | None:
     """The node as a function of its first operand, if it may return that operand's memory."""
     target = node.target
-    if target in _DROPOUTS and not (node.args[2] and node.args[1] > 0):
-        return lambda t: t
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not may_share(node):
         return None
-    arguments, returns = target._schema.arguments, target._schema.returns
-    if target not in _UNMARKED:
-        if not arguments or arguments[0].alias_info is None or not returns or returns[0].alias_info is None:
-            return None
-        if arguments[0].alias_info.is_write and target is not _ATEN.detach_.default:
-            return None
-    if target is _ATEN.lift_fresh.default:
+    if target in _DROPOUTS or target is _ATEN.lift_fresh.default:
         return lambda t: t
 
     def fixed(value: Any) -> Any:
