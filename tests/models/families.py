@@ -140,3 +140,17 @@ def build(
 def input_ids(model: Logits, batch: int = 1, seq: int = 128, seed: int = 1) -> torch.Tensor:
     draw = torch.Generator().manual_seed(seed)
     return torch.randint(0, model.m.config.vocab_size, (batch, seq), generator=draw)
+
+
+def spread(model: Logits, sigma: float = 0.8) -> Logits:
+    """Gives the embeddings, tied to the output, rows of unequal length.
+
+    Logits of random weights are all alike: the likeliest of 50,000 words has a probability of 0.0003. With this they
+    have long tails as in trained models, and it has 0.3 to 0.7."""
+    words = model.m.get_input_embeddings().weight
+    lengths = torch.randn(len(words), 1, generator=torch.Generator().manual_seed(5)).mul(sigma).exp()
+    with torch.no_grad():
+        words.mul_(lengths.to(words.device))
+        if model.m.get_output_embeddings().weight is not words:
+            model.m.get_output_embeddings().weight.copy_(words)
+    return model
