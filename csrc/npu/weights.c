@@ -14,7 +14,9 @@
 #include "npu/npu.h"
 #include "npuir/view.h"
 
-enum { TILE_ROWS = 16, TILE_COLUMNS = 512 };
+/* A tile that is read along the rows has so many: whole cache lines. Its rows are PAD apart beyond their length, or
+ * they would meet in the same sets of the cache. */
+enum { TILE = 8192, TILE_ROWS = 16, PAD = 16 };
 
 static void narrow_plain(const float *from, uint16_t *to, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
@@ -93,6 +95,9 @@ static void read_f32(const WeightKernels *k, DType dtype, const void *from, int6
     }
 }
 
+/* The rows lie side by side: columns are far apart, each with its rows together. */
+static bool is_turned(const Plane *p) { return p->row_stride == 1 && p->column_stride != 1; }
+
 static const char *element_at(const Plane *p, int64_t row, int64_t column) {
     return p->data + (row * p->row_stride + column * p->column_stride) * (int64_t)dtype_size(p->dtype);
 }
@@ -100,33 +105,39 @@ static const char *element_at(const Plane *p, int64_t row, int64_t column) {
 /* Rows [row, row + rows) x columns [column, column + columns) into `to`, rows `lead` apart. rows <= TILE_ROWS. */
 static void read_tile(const WeightKernels *k, const Plane *p, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to, int64_t lead) {
-    if (p->row_stride != 1 || p->column_stride == 1) {
+    if (!is_turned(p)) {
         for (int64_t r = 0; r < rows; r++)
             read_f32(k, p->dtype, element_at(p, row + r, column), p->column_stride, columns, to + r * lead);
         return;
     }
     float line[TILE_ROWS];
     for (int64_t i = 0; i < columns; i++) {
-        read_f32(k, p->dtype, element_at(p, row, column + i), 1, rows, line);
-        for (int64_t r = 0; r < rows; r++) to[r * lead + i] = line[r];
+        if (rows == TILE_ROWS) { /* known counts: straight code */
+            read_f32(k, p->dtype, element_at(p, row, column + i), 1, TILE_ROWS, line);
+            for (int r = 0; r < TILE_ROWS; r++) to[r * lead + i] = line[r];
+        } else {
+            read_f32(k, p->dtype, element_at(p, row, column + i), 1, rows, line);
+            for (int64_t r = 0; r < rows; r++) to[r * lead + i] = line[r];
+        }
     }
 }
 
 /* --- plain values ------------------------------------------------------------------------------------------------- */
 static void convert_plane(const WeightKernels *k, const Plane *p, DType dtype, char *out) {
-    float tile[TILE_ROWS * TILE_COLUMNS];
+    float tile[TILE + TILE_ROWS * PAD];
     size_t size = dtype_size(dtype);
-    for (int64_t row = 0; row < p->rows; row += TILE_ROWS) {
-        int64_t rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
-        for (int64_t column = 0; column < p->columns; column += TILE_COLUMNS) {
-            int64_t columns = p->columns - column < TILE_COLUMNS ? p->columns - column : TILE_COLUMNS;
-            read_tile(k, p, row, rows, column, columns, tile, TILE_COLUMNS);
+    int64_t height = is_turned(p) ? TILE_ROWS : 1, width = TILE / height, lead = width + PAD;
+    for (int64_t row = 0; row < p->rows; row += height) {
+        int64_t rows = p->rows - row < height ? p->rows - row : height;
+        for (int64_t column = 0; column < p->columns; column += width) {
+            int64_t columns = p->columns - column < width ? p->columns - column : width;
+            read_tile(k, p, row, rows, column, columns, tile, lead);
             for (int64_t r = 0; r < rows; r++) {
                 void *to = out + (size_t)((row + r) * p->columns + column) * size;
                 if (dtype == DTYPE_F16)
-                    k->narrow(tile + r * TILE_COLUMNS, to, columns);
+                    k->narrow(tile + r * lead, to, columns);
                 else
-                    memcpy(to, tile + r * TILE_COLUMNS, (size_t)columns * size);
+                    memcpy(to, tile + r * lead, (size_t)columns * size);
             }
         }
     }
@@ -188,7 +199,7 @@ static void fill_values(const Constant *constant, View view, DType dtype, char *
                .columns = view.shape[rank - 1],
                .row_stride = view.strides[rank - 2],
                .column_stride = view.strides[rank - 1]};
-    bool copy = dtype == constant->dtype && (p.column_stride == 1 || p.row_stride != 1 || !dtype_is_float(dtype));
+    bool copy = dtype == constant->dtype && (!is_turned(&p) || !dtype_is_float(dtype));
     int64_t at[MAX_RANK] = {0};
     for (;;) {
         int64_t offset = view.offset;
@@ -233,7 +244,7 @@ static void store_row(const WeightSource *source, const int8_t *q, int64_t row, 
 static Code fill_quantised(Context *ctx, const Constant *constant, const View *view, const WeightSource *source,
                            void *out) {
     const WeightKernels *k = weight_kernels();
-    int64_t n = view->shape[1];
+    int64_t n = view->shape[1], lead = n + PAD;
     float levels = source->i4 ? 7.0f : 127.0f;
     Plane p = {(const char *)constant->data + view->offset * (int64_t)dtype_size(constant->dtype),
                constant->dtype,
@@ -241,21 +252,21 @@ static Code fill_quantised(Context *ctx, const Constant *constant, const View *v
                n,
                view->strides[0],
                view->strides[1]};
-    float *tile = malloc((size_t)n * TILE_ROWS * sizeof *tile);
+    float *tile = malloc((size_t)lead * TILE_ROWS * sizeof *tile);
     int8_t *q = malloc((size_t)n + 1);
     if (!tile || !q) {
         free(tile);
         free(q);
         return fail(ctx, CODE_NO_MEMORY, "out of memory");
     }
-    int64_t height = p.column_stride == 1 ? 1 : TILE_ROWS; /* rows at a time */
+    int64_t height = is_turned(&p) ? TILE_ROWS : 1; /* rows at a time */
     for (int64_t row = 0; row < p.rows; row += height) {
         int64_t rows = p.rows - row < height ? p.rows - row : height;
-        read_tile(k, &p, row, rows, 0, n, tile, n);
+        read_tile(k, &p, row, rows, 0, n, tile, lead);
         for (int64_t r = 0; r < rows; r++) {
-            float scale = scale_of(k->largest(tile + r * n, n), levels);
+            float scale = scale_of(k->largest(tile + r * lead, n), levels);
             if (source->part == WEIGHT_VALUES) {
-                k->quantise(tile + r * n, n, scale, levels, q);
+                k->quantise(tile + r * lead, n, scale, levels, q);
                 store_row(source, q, row + r, n, out);
             } else if (source->dtype == DTYPE_F32) {
                 ((float *)out)[row + r] = scale;
