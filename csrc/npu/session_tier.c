@@ -47,8 +47,9 @@ static Code bind_argument(Context *ctx, const NpuModel *model, const NpuArgument
     if (!argument->output && read_name(argument->name, "w", &k) && k < model->n_args) {
         const WeightSource *source = &model->args[k];
         *out = (Binding){BIND_WEIGHT, k};
-        if (argument->i4 != source->i4 || argument->bytes != source->bytes ||
-            !(source->i4 || same_dtype(argument->dtype, source->dtype)))
+        bool i4 = source->i4 && source->part == WEIGHT_VALUES; /* the scales of an i4 weight are floats */
+        if (argument->i4 != i4 || argument->bytes != source->bytes ||
+            !(i4 || same_dtype(argument->dtype, source->dtype)))
             return unexpected(ctx, argument, source->dtype, source->bytes);
         return CODE_OK;
     }
