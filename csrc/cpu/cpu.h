@@ -13,6 +13,16 @@ static inline bool cpu_has_avx2(void) {
 #endif
 }
 
+/* The same for *_avx512.c. */
+static inline bool cpu_has_avx512(void) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(FORGE_PORTABLE)
+    return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+    return false;
+#endif
+}
+
 /* --- contractions: linear.c, matmul.c, conv.c, attention.c -------------------------------------------------------- */
 Code linear_run(KernelCall *call);
 int64_t linear_scratch(const Graph *g, const Node *node, int threads);

@@ -153,6 +153,7 @@ static void compute(void *arg, int64_t part, int thread) {
     const Gemm *g = job->g;
     const Plan *p = job->p;
     const GemmKernels *kernels = g->finish->kernels;
+    GemmPair *pair = gemm_pair();
     int64_t begin = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, job->rows - begin);
     int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
     const float *b = (g->panels ? g->panels + job->panel * GEMM_COLS * g->k : job->b) + panel * GEMM_COLS * g->k;
@@ -171,13 +172,18 @@ static void compute(void *arg, int64_t part, int thread) {
     } else {
         for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
             int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
-            for (int64_t j = 0; j < panels; j++)
+            for (int64_t j = 0, step; j < panels; j += step) {
+                step = pair && j + 1 < panels ? 2 : 1;
                 for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
                     int tile = (int)min_i64(GEMM_ROWS, rows - i);
-                    kernels->tile_packed(tile, depth, job->a + (begin + i) * g->k + k * tile,
-                                         b + (j * g->k + k) * GEMM_COLS, c + i * width + j * GEMM_COLS, width,
-                                         start || k > 0);
+                    const float *a = job->a + (begin + i) * g->k + k * tile, *panel_k = b + (j * g->k + k) * GEMM_COLS;
+                    float *to = c + i * width + j * GEMM_COLS;
+                    if (step == 2)
+                        pair(tile, depth, a, 1, tile, panel_k, GEMM_COLS, g->k * GEMM_COLS, to, width, start || k > 0);
+                    else
+                        kernels->tile_packed(tile, depth, a, panel_k, to, width, start || k > 0);
                 }
+            }
         }
     }
     int64_t cols = min_i64(width, g->n - col);

@@ -46,6 +46,8 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = src[i] * factor;
 }
 
+GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL; }
+
 const GemmKernels *gemm_kernels(void) {
     static const GemmKernels portable = {tile, tile_packed, interleave, dots, widen, fill_row, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;

@@ -92,6 +92,7 @@ static void compute(void *arg, int64_t part, int thread) {
     const Gemm *g = job->g;
     const Plan *p = job->p;
     const GemmKernels *kernels = g->finish->kernels;
+    GemmPair *pair = gemm_pair();
     int64_t row = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
     int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
     int64_t width = panels * GEMM_COLS, b_row;
@@ -103,10 +104,17 @@ static void compute(void *arg, int64_t part, int thread) {
         const float *a = job->packed + (k * job->panels + panel * depth) * GEMM_COLS;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
         for (int64_t i = 0; i < rows; i += GEMM_ROWS)
-            for (int64_t j = 0; j < panels; j++)
-                kernels->tile((int)min_i64(GEMM_ROWS, rows - i), depth, b + i * b_row, b_row, 1,
-                              a + j * depth * GEMM_COLS, GEMM_COLS, c + i * width + j * GEMM_COLS, width,
-                              start || k > 0);
+            for (int64_t j = 0, step; j < panels; j += step) {
+                int tile = (int)min_i64(GEMM_ROWS, rows - i);
+                const float *from = a + j * depth * GEMM_COLS;
+                float *to = c + i * width + j * GEMM_COLS;
+                step = pair && j + 1 < panels ? 2 : 1;
+                if (step == 2)
+                    pair(tile, depth, b + i * b_row, b_row, 1, from, GEMM_COLS, depth * GEMM_COLS, to, width,
+                         start || k > 0);
+                else
+                    kernels->tile(tile, depth, b + i * b_row, b_row, 1, from, GEMM_COLS, to, width, start || k > 0);
+            }
     }
     float *turned = c + p->block_rows * p->group * GEMM_COLS;
     for (int64_t j = 0; j < panels; j++)
