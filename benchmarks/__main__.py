@@ -23,15 +23,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from . import machine, report
-from .jobs import SHAPES_ONLY, Job, Results, Settings
+from .jobs import SHAPES_ONLY, Job, Results, Settings, priority
 from .models import FAMILIES, MODELS, available
 from .session import ROOT, Plan
 from .systems import COMPARED, SYSTEMS
 from .tables import Maker, all_makers
 
 QUICK = Plan(turns=2, calls=2, sequences=1, energy_s=0.1, call_s=5.0)
-# With --budget: what is measured first. All others come after, in the order of the tables.
-FIRST = ("4", "16", "capture", "14", "17", "19", "15", "growth")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -60,6 +58,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="folder for results.md, results.json and plots "
         "(default benchmarks/results; build/benchmarks/quick with --quick)",
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be measured, and about how long it takes"
+    )
     parser.add_argument("--list", action="store_true", help="show tables, models and systems")
     given = parser.parse_args(arguments)
     makers = all_makers()
@@ -83,14 +84,12 @@ def settings_of(given: argparse.Namespace) -> Settings:
         plan = Plan(turns=given.turns, calls=given.calls, sequences=min(given.sequences, 2), energy_s=1.0, call_s=60.0)
     layers = 2 if given.quick and given.layers is None else given.layers
     seq = min(given.seq, 32) if given.quick else given.seq
-    return Settings(given.models, given.systems, layers, seq, given.threads, plan, given.quick)
+    return Settings(given.models, given.systems, layers, seq, given.threads, plan, given.quick, bool(given.budget))
 
 
 def jobs_of(makers: list[Maker], settings: Settings) -> list[Job]:
-    """Without repetition, the most wanted first; of each table's, small models before large ones."""
-    order = [m for name in FIRST for m in makers if m.name == name] + [m for m in makers if m.name not in FIRST]
-    jobs = [job for maker in order for job in maker.jobs(settings)]
-    return list(dict.fromkeys(jobs))
+    """Without repetition, the most wanted first."""
+    return sorted(dict.fromkeys(job for maker in makers for job in maker.jobs(settings)), key=priority)
 
 
 def show_list(console: Console) -> None:
@@ -107,6 +106,15 @@ def show_list(console: Console) -> None:
         console.print(
             f"  {name:>16}  {cls.label}" + (f"  [yellow]pip install {missing}[/]" if missing else ""), highlight=False
         )
+
+
+def show_jobs(console: Console, jobs: list[Job], results: Results) -> None:
+    total = 0.0
+    for job in jobs:
+        done = results.path(job).exists() and not results.fresh
+        total += 0 if done else job.estimate_s
+        console.print(f"  {'measured' if done else f'{job.estimate_s:6.0f} s':>8}  {job.title}", highlight=False)
+    console.print(f"about {total / 60:.0f} minutes on a quiet machine", highlight=False)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -127,8 +135,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     makers = [m for name, m in all_makers().items() if name in given.tables]
     results = Results(fresh=given.fresh, budget_s=given.budget * 60 if given.budget else None)
-    results.machine = machine.describe(0.02 if given.quick else 0.15)
     jobs = jobs_of(makers, settings)
+    if given.dry_run:
+        show_jobs(console, jobs, results)
+        return 0
+    results.machine = machine.describe(0.02 if given.quick else 0.15)
+    if results.machine["load"] > 0.5:
+        console.print(
+            f"[yellow]other work runs here (load average {results.machine['load']}): times will be too long[/]"
+        )
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

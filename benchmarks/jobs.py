@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from .systems import COMPARED
 ABLATED = ("attention_fusion", "operator_fusion", "layout")
 SWEEP = ("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")
 RUNS = 10  # of the variance table
+LARGE_GB = 3.0  # weights of which a machine does not hold many copies
 SHAPES_ONLY = ("llama8b",)  # 32 GB of weights
 
 
@@ -34,6 +35,7 @@ class Settings:
     threads: int = 1
     plan: Plan = field(default_factory=Plan)
     quick: bool = False
+    brief: bool = False  # with --budget: large models meet the paper's systems only
 
     def subject(self, model: str, **changes: Any) -> Subject:
         return Subject(model, self.layers, seq=self.seq, **changes)
@@ -104,6 +106,9 @@ def _session(s: Settings, subject: Subject, systems: Iterable[str], title: str, 
     plan = plan or s.plan
     estimate = 5.0 + min(plan.call_s, 12 * subject.gigabytes * plan.turns * len(systems) / 10)
     estimate += sum(_compile_estimate(subject, name) for name in systems)
+    if subject.gigabytes > LARGE_GB:  # the others come one after the other, each with calls and Forge of its own
+        others = len({session.home(name) for name in systems} - {"torch"})
+        estimate += max(0, others - 1) * (estimate / len(systems))
     return _job("session", title, estimate, subject=subject, systems=systems, threads=s.threads, plan=plan)
 
 
@@ -123,7 +128,10 @@ def _compile_estimate(subject: Subject, name: str) -> float:
 
 def main_session(s: Settings, model: str) -> Job:
     """All systems on one model: compile time, memory, fidelity, latency, energy."""
-    return _session(s, s.subject(model), s.systems, f"{MODELS[model].label}: all systems")
+    systems = s.systems
+    if s.brief and s.subject(model).gigabytes > LARGE_GB:
+        systems = tuple(n for n in systems if n not in ("inductor", "openvino-default"))
+    return _session(s, s.subject(model), systems, f"{MODELS[model].label}: all systems")
 
 
 def glue_session(s: Settings, model: str) -> Job:
@@ -157,11 +165,11 @@ def plan_job(s: Settings, model: str, attention: str = "sdpa") -> Job:
 
 def variance_job(s: Settings, model: str) -> Job:
     runs = 2 if s.quick else RUNS
-    plan = Plan(turns=s.plan.turns, calls=s.plan.calls, sequences=0, energy_s=0.0, call_s=20.0)
+    plan = replace(s.plan, sequences=0, exact=False, energy_s=0.0, call_s=8.0 if s.brief else 20.0)
     return _job(
         "variance",
         f"{MODELS[model].label}: {runs} runs",
-        25.0 * runs,
+        (8.0 + plan.call_s) * runs,
         subject=s.subject(model),
         threads=s.threads,
         plan=plan,
@@ -187,6 +195,19 @@ def shapes_job(s: Settings, model: str) -> Job:
     return _job(
         "shapes", f"{MODELS[model].label}: new shapes", 40.0, subject=s.subject(model), sizes=sizes, threads=s.threads
     )
+
+
+def priority(job: Job) -> float:
+    """With a budget: the main figures of models that are quick to measure come first."""
+    given = dict(job.arguments)
+    subject: Any = given.get("subject")
+    size = subject.gigabytes / 100 if subject else 0.0
+    if job.kind == "session":
+        if "eager" not in given["systems"]:  # Forge's variants
+            return (3 if size < 0.01 else 6) + size
+        main = subject.batch == 1 and not subject.last_only and not MODELS[subject.model].encoder
+        return (0 if size < 0.03 else 3.5 if size < 0.06 else 7) + size if main else 8 + size
+    return {"plan": 1, "capture": 4, "growth": 4, "variance": 5, "shapes": 8}[job.kind] + size
 
 
 # --- results on disk -------------------------------------------------------------------------------------------------

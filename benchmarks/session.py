@@ -194,7 +194,8 @@ def _group(
                     say(f"{subject.label}: compiling with {label(name)}")
                     measured[name] = process.ask("compile", name=name)
                     hosts[name] = process
-                process.ask("drop_model")
+                left = process.ask("drop_model")["resident_bytes"]
+                measured[names[0]]["resident_bytes"] = left
             except WorkerError as error:
                 left_out |= {name: str(error) for name in names if name not in hosts}
         if "eager" in hosts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -83,7 +82,7 @@ class Forge(System):
 
     name, label, package = "forge", "Forge-UGC", "forge_ugc"
     imports: ClassVar[tuple[str, ...]] = ("forge_ugc", "transformers.integrations.executorch")
-    peak, steady = 0.7, 0.7
+    peak, steady = 0.4, 0.4  # of GPT-2, whose weights lie the other way around, 0.7
 
     def build(self, model: Any, args: tuple[Any, ...], threads: int, shared: dict[str, Any]) -> Built:
         import forge_ugc
@@ -138,7 +137,7 @@ class OpenVino(System):
         "openvino.frontend.pytorch.fx_decoder",
         "openvino.frontend.pytorch.torchdynamo",
     )
-    peak, steady = 2.4, 1.3
+    peak, steady = 2.0, 1.3
     precision: ClassVar[str | None] = "f32"
 
     def build(self, model: Any, args: tuple[Any, ...], threads: int, shared: dict[str, Any]) -> Built:
@@ -187,7 +186,7 @@ class OnnxRuntime(System):
         "onnxscript.function_libs.torch_lib.ops",
         "torch.onnx._internal.exporter._core",
     )
-    peak, steady = 2.6, 0.8
+    peak, steady = 2.0, 0.8
 
     @classmethod
     def missing(cls) -> str:
@@ -232,10 +231,6 @@ class Inductor(System):
         "torch._inductor.codegen.cpp",
     )
     peak, steady = 0.5, 0.3
-
-    def prepare(self) -> None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="forge_inductor_")
-        super().prepare()
 
     def build(self, model: Any, args: tuple[Any, ...], threads: int, shared: dict[str, Any]) -> Built:
         import torch

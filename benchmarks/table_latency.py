@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from . import machine
-from .jobs import Job, Results, Settings, encoder_session, glue_session, main_session, plan_job, variance_job
+from .jobs import LARGE_GB, Job, Results, Settings, encoder_session, glue_session, main_session, plan_job, variance_job
 from .measure import Latency, Ratio
 from .models import MODELS
 from .systems import label
@@ -89,6 +89,8 @@ def table_latency(s: Settings, results: Results) -> Table:
         if peak
         else "FLOP share needs the machine's peak.",
     ]
+    if s.brief:
+        notes.append(f"With --budget, models of more than {LARGE_GB:g} GB meet OpenVINO f32 and ONNX Runtime only.")
     return Table(
         "latency", "Latency of all systems (ms)", columns, rows, [*notes, *missing_notes(results, sessions(s))]
     )

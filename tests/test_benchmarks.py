@@ -117,6 +117,22 @@ def test_help_and_list():
     assert all(name in shown for name in ("gpt2", "onnxruntime", "encoders", "22"))
 
 
+def test_dry_run_orders_by_need():
+    given = parse(["--models", "gpt2,llama1b,qwen2", "--budget", "20"])
+    found = jobs_of(list(tables.all_makers().values()), settings_of(given))
+    kinds = [job.kind for job in found]
+    assert len(found) == len(set(found))
+    assert kinds[:2] == ["session", "session"] and kinds[2] == "plan"  # GPT-2 and Qwen2 before what is slow
+    systems_of = {
+        dict(j.arguments)["subject"].model: dict(j.arguments)["systems"]
+        for j in reversed(found)
+        if "all systems" in j.title
+    }
+    assert "inductor" in systems_of["gpt2"] and "inductor" not in systems_of["llama1b"]
+    shown = run("--dry-run", "--models", "gpt2", "--tables", "4,5", "--threads", "1")
+    assert shown.returncode == 0 and "GPT-2 (125M): all systems" in shown.stdout and "minutes" in shown.stdout
+
+
 def test_unknown_names_are_errors():
     done = run("--models", "gpt5")
     assert done.returncode == 2 and "unknown name 'gpt5'" in done.stderr and "qwen2" in done.stderr
