@@ -117,8 +117,5 @@ MUST_USE Code body_run(Context *ctx, const Body *body, uint32_t segment, const T
 bool convert_known(DType from, DType to);
 void convert_to_device(const Tensor *from, DType dtype, void *to);
 void convert_to_host(const void *from, DType dtype, const Tensor *to);
-/* session_convert_avx2.c: f16 to f32 past the caches; NULL if it was not compiled for AVX2. */
-typedef void (*StreamFn)(const uint16_t *from, float *to, int64_t n);
-StreamFn convert_stream_avx2(void);
 
 #endif

@@ -5,24 +5,11 @@
 #include "npu/weights.h"
 #include "npuir/view.h"
 
-enum { PART = 512, STREAM_BYTES = 4 << 20 /* from here on past the caches */ };
+enum { PART = 512 };
 
 bool convert_known(DType from, DType to) {
     bool floats = (from == DTYPE_F16 || from == DTYPE_F32) && (to == DTYPE_F16 || to == DTYPE_F32);
     return floats || (from == to && from != DTYPE_OBJECT);
-}
-
-typedef struct Convert {
-    NarrowFn narrow;
-    WidenFn widen;
-    StreamFn stream;
-} Convert;
-
-static Convert conversions(void) {
-    const WeightKernels *k = weight_kernels();
-    Convert c = {k->narrow, k->widen, k->widen};
-    if (k == weight_kernels_avx2() && convert_stream_avx2()) c.stream = convert_stream_avx2();
-    return c;
 }
 
 /* --- one row ------------------------------------------------------------------------------------------------------ */
@@ -50,20 +37,20 @@ static void scatter(size_t size, const char *from, void *to, int64_t stride, int
     }
 }
 
-static void convert_dense(const Convert *c, DType from_type, const void *from, DType to_type, void *to, int64_t n,
-                          bool stream) {
+static void convert_dense(const WeightKernels *c, DType from_type, const void *from, DType to_type, void *to,
+                          int64_t n) {
     if (from_type == to_type)
         memcpy(to, from, (size_t)n * dtype_size(to_type));
     else if (to_type == DTYPE_F16)
         c->narrow(from, to, n);
     else
-        (stream ? c->stream : c->widen)(from, to, n);
+        c->widen(from, to, n);
 }
 
 typedef struct Row {
-    const Convert *c;
+    const WeightKernels *c;
     DType host, device;
-    bool to_host, stream;
+    bool to_host;
 } Row;
 
 static void convert_row(const Row *row, char *host, int64_t stride, char *device, int64_t n) {
@@ -71,9 +58,9 @@ static void convert_row(const Row *row, char *host, int64_t stride, char *device
     size_t size = dtype_size(row->host), device_size = dtype_size(row->device);
     if (stride == 1 || n == 1) {
         if (row->to_host)
-            convert_dense(row->c, row->device, device, row->host, host, n, row->stream);
+            convert_dense(row->c, row->device, device, row->host, host, n);
         else
-            convert_dense(row->c, row->host, host, row->device, device, n, false);
+            convert_dense(row->c, row->host, host, row->device, device, n);
         return;
     }
     int64_t most = PART * 8 / (int64_t)size;
@@ -81,11 +68,11 @@ static void convert_row(const Row *row, char *host, int64_t stride, char *device
         int64_t count = n - i < most ? n - i : most;
         char *there = host + i * stride * (int64_t)size, *here = device + i * (int64_t)device_size;
         if (row->to_host) {
-            convert_dense(row->c, row->device, here, row->host, part, count, false);
+            convert_dense(row->c, row->device, here, row->host, part, count);
             scatter(size, part, there, stride, count);
         } else {
             gather(size, there, stride, count, part);
-            convert_dense(row->c, row->host, part, row->device, here, count, false);
+            convert_dense(row->c, row->host, part, row->device, here, count);
         }
     }
 }
@@ -112,9 +99,8 @@ static void coalesce(const Tensor *t, View *out) {
 }
 
 static void convert(const Tensor *host, DType dtype, char *device, bool to_host) {
-    Convert c = conversions();
     int64_t count = tensor_count(host), size = (int64_t)dtype_size(host->dtype);
-    Row row = {&c, host->dtype, dtype, to_host, count * size >= STREAM_BYTES};
+    Row row = {weight_kernels(), host->dtype, dtype, to_host};
     View v;
     if (count == 0) return;
     coalesce(host, &v);
