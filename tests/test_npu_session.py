@@ -64,6 +64,26 @@ def test_families(name: str) -> None:
         assert (half(ids) - expected).abs().max() <= 5e-3 * expected.abs().max()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["qwen2", "lfm2"])
+def test_quantised_families(name: str, precision: str) -> None:
+    """Weights as arguments are those that lie in the graph else."""
+    model = small(name, 6 if name == "lfm2" else 3)
+    ids = input_ids(model, seq=24)
+    with software_npu():
+        folded, whole = (
+            forge_ugc.compile(model, (ids,), device="npu", fold=fold, precision=precision, npu_options=EXACT)
+            for fold in (True, False)
+        )
+        assert folded.report["tier"] == 0 and folded.report["npu"]["blocks"] <= MAX_GRAPHS
+        assert folded.report["precision"] == whole.report["precision"] == precision
+        got, expected = folded(ids), whole(ids)
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        exact = model(ids)
+        assert 1e-3 < (got - exact).abs().max() / exact.abs().max() < (0.1 if precision == "w8a16" else 1.5)
+
+
 class Layer(nn.Module):
     """An operator that no NPU has, in the middle of a layer."""
 
