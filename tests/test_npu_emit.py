@@ -206,6 +206,12 @@ def test_ends_that_are_inputs_views_and_the_same() -> None:
     b = Builder()
     b.output(b.input("f32", (4, 6)))
     check_graph(b, x)
+    b = Builder()
+    v = b.input("f32", ())
+    w = b.node("neg", [v], ("f32", ()))
+    one = b.node("exp", [b.input("f32", (1, 1))], ("f32", (1, 1)))
+    b.output(v, w, w, b.node("reshape", [one], ("f32", ()), shape=[]))
+    check_graph(b, np.array(1.5, np.float32), np.ones((1, 1), np.float32))
 
 
 def test_only_constants() -> None:

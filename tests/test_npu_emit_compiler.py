@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import npu_compiler
 from tests import npu_ir
+from tests.tables import Builder, array
 from tests.test_npu_emit import BINARY, MOVE, REDUCE, UNARY
 
 GROUPS = {"unary": UNARY, "binary": BINARY, "reduce": REDUCE, "move": MOVE}
@@ -36,4 +37,17 @@ def test_intels_compiler_takes_it(group: str, target: str) -> None:
     args = tuple(tuple(t.clone() for t in (a if isinstance(a, tuple) else (a,))) for _, a in rows.values())
     emitted = npu_ir.emit(Rows(rows).eval(), args, f32=False)
     result = npu_compiler.compile_ir(emitted.xml, target)
+    assert result.ok, result.error
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_ends_of_every_kind(target: str) -> None:
+    """Inputs that are outputs, views of them, values that are two outputs, constants that are outputs, rank 0."""
+    b, shape = Builder(), (4, 6)
+    x, s = b.input("f32", shape), b.input("f32", ())
+    y, m = b.node("neg", [x], ("f32", shape)), b.node("gt", [x], ("bool", shape), scalar=0.0)
+    b.output(x, y, y, m, m, s, s, b.node("neg", [s], ("f32", ())), b.constant(array(3)))
+    b.output(b.node("permute", [x], ("f32", (6, 4)), dims=[1, 0]), b.node("sum", [x], ("f32", ()), dims=[0, 1]))
+    b.output(b.node("reshape", [b.node("slice", [x], ("f32", (1, 6)), dim=0, end=1, step=1)], ("f32", (6,)), shape=[6]))
+    result = npu_compiler.compile_ir(npu_ir.emit_table(b.table(), f32=False).xml, target)
     assert result.ok, result.error

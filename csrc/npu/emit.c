@@ -55,6 +55,21 @@ static Code emit_inputs(Emitter *e, NpuModel *model) {
     return CODE_OK;
 }
 
+/* Outputs have tensors of their own, whose names are theirs alone: an input that is an output too, or a value that is
+ * two outputs, goes through a reshape to its own shape. */
+static Code own_tensor(Emitter *e, Wire *wire) {
+    const Layers *l = e->layers;
+    bool shared = false;
+    for (uint32_t k = 0; k < l->n_outputs; k++) shared = shared || l->outputs[k] == *wire;
+    for (uint32_t k = 0; k < l->n_inputs; k++) shared = shared || l->inputs[k] == *wire;
+    for (uint32_t k = 0; k < l->n_args; k++) shared = shared || l->args[k].wire == *wire;
+    if (!shared) return CODE_OK;
+    WireType type = *wire_type(e, *wire);
+    Wire target;
+    TRY(emit_ints(e, type.shape, type.rank, &target));
+    return emit_layer(e, "Reshape", 1, (Wire[]){*wire, target}, 2, &type, 1, wire, "special_zero=\"false\"");
+}
+
 static Code emit_outputs(Emitter *e, NpuModel *model) {
     for (uint32_t k = 0; k < e->block->n_out; k++) {
         ValueId value = e->ir->regs[e->block->out[k]].value;
@@ -65,6 +80,7 @@ static Code emit_outputs(Emitter *e, NpuModel *model) {
         TRY(emit_reshape(e, wire, border.rank, border.shape, &wire));
         TRY(emit_convert(e, wire, border_element(e, border.element), &wire));
         model->out[model->n_out++] = port_of(e, value, &border);
+        TRY(own_tensor(e, &wire));
         TRY(emit_model_result(e, wire));
     }
     return CODE_OK;

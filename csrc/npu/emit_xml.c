@@ -41,15 +41,12 @@ static void add_port(Text *text, uint32_t id, const WireType *type, const char *
     text_add(text, "</port>");
 }
 
-/* Tensor names of a wire: its number among the inputs, arguments and outputs. One wire may be several outputs. */
-static Code add_names(Emitter *e, Wire wire, const char *own, Text *names) {
-    const Layers *l = e->layers;
-    names->size = 0;
-    text_add(names, "%s", own);
+/* The name of a wire that is an output of the model. */
+static void output_name(const Layers *l, Wire wire, char *name, size_t size) {
+    name[0] = 0;
     for (uint32_t k = 0; k < l->n_outputs; k++) {
-        if (l->outputs[k] == wire) text_add(names, "%sout%u", names->size ? "," : "", k);
+        if (l->outputs[k] == wire) snprintf(name, size, "out%u", k);
     }
-    return CODE_OK;
 }
 
 typedef struct Writer {
@@ -85,8 +82,9 @@ static Code end_layer(Writer *w, const Layer *layer, const char *own) {
     }
     text_add(xml, "<output>");
     for (uint32_t k = 0; k < layer->n_out; k++) {
-        TRY(add_names(w->e, layer->first_out + k, own, &w->names));
-        add_port(xml, layer->n_in + k, &l->wires[layer->first_out + k].type, w->names.size ? w->names.data : "");
+        char name[32];
+        output_name(l, layer->first_out + k, name, sizeof name);
+        add_port(xml, layer->n_in + k, &l->wires[layer->first_out + k].type, own[0] ? own : name);
     }
     text_add(xml, "</output></layer>\n");
     return CODE_OK;

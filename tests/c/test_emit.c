@@ -293,8 +293,12 @@ static void test_sample(Context *ctx) {
         CHECK(model->out[1].shape[0] == 3 && model->out[1].shape[1] == 2);
         const char *xml = model->xml.data;
         CHECK(strstr(xml, "model.py:7 in &lt;lambda&gt; &amp; &quot;more&quot;") != NULL);
-        CHECK(strstr(xml, "names=\"in0,out3\"") != NULL); /* an input that is an output */
-        CHECK(strstr(xml, "names=\"out0,out2\"") != NULL);
+        for (int k = 0; k < 4; k++) { /* a value that is two outputs, an input that is one: a tensor for each */
+            char name[16];
+            snprintf(name, sizeof name, "names=\"out%d\"", k);
+            CHECK(strstr(xml, name) != NULL);
+        }
+        CHECK(strstr(xml, "names=\"in0\"") != NULL);
         CHECK(strstr(xml, "<use_indices_for_io_metadata value=\"true\"/>") != NULL);
         CHECK(strstr(xml, "<is_new_api value=\"true\"/>") != NULL);
         CHECK((strstr(xml, "name=\"w1\"") != NULL) == arguments);
