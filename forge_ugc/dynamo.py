@@ -30,7 +30,7 @@ from torch.fx import traceback
 from .capture import Captured, Kind, Ref, capture_export
 from .compile import compile, dump
 from .compiled import CompiledModel
-from .errors import CompileError, FallbackError, FallbackWarning, source_of
+from .errors import CompileError, FallbackError, FallbackWarning, recorded_at, source_of
 from .fastcapture import Unsupported, capture_fast
 from .lowering.outputs import may_share
 from .overlap import Overlap
@@ -47,6 +47,7 @@ _RESTLESS = 3  # so many changes in a row, each within _SOON calls of the one be
 _SOON = 4
 _NOT_HERE = ("model", "example_inputs", "example_kwargs", "dynamic_shapes")  # of compile(): dynamo decides these
 Inputs = Sequence[Any]
+_exporting = threading.RLock()
 
 
 # --- what was done ----------------------------------------------------------------------------------------------------
@@ -293,6 +294,9 @@ class _Graph:
         self._captures: OrderedDict[Any, Captured | None] = OrderedDict()
         self._seen: OrderedDict[Any, None] = OrderedDict()  # sizes that torch ran once
         self._full = False
+        self._short_lived = 0  # sets of weights that died after a few calls
+        self._written: set[int] = set()  # inputs that some capture writes
+        self._higher_order = any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in gm.graph.nodes)
         # what holds around the graph; dynamo compiles another one where it is different
         self._autocast = torch.is_autocast_enabled("cpu")
         self._region = torch.get_autocast_dtype("cpu")
@@ -321,13 +325,16 @@ class _Graph:
         given = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
         with _apart():
             captured, declined = None, ""
-            if self._capture_how != "export":
+            if self._higher_order:
+                declined = "higher-order operator"
+            elif self._capture_how != "export":
                 try:
-                    captured = capture_fast(run.graph, given, {})
+                    captured = capture_fast(run.graph, given, {}, only_operators=True)
                 except Unsupported as reason:
                     declined = str(reason).partition("\n")[0]
             if captured is None:
-                captured = capture_export(run.graph, given, {})
+                with _exporting, traceback.preserve_node_meta():  # the flag is the process's
+                    captured = capture_export(run.graph, given, {})
                 captured.declined = declined
         if self._grad and captured.writes and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
             raise CompileError("it writes into tensors while gradients are on")
@@ -347,6 +354,8 @@ class _Graph:
                 roots.add(value.index)
                 node = captured.nodes[value.index]
                 value = node.args[0] if node.args and (node.target is operator.getitem or may_share(node)) else None
+        nodes = [captured.nodes[w.writes] for w in captured.writes if w.writes is not None]
+        self._written |= {n.target for n in nodes if n.kind is Kind.INPUT}
         leaves = {captured.nodes[i].target for i in roots if i is not None and captured.nodes[i].kind is Kind.INPUT}
         if not leaves.isdisjoint(self._static):
             self._demote([i for i in self._static if i in leaves])
@@ -405,6 +414,9 @@ class _Graph:
                 old, _ = self._captures.popitem(last=False)
                 for weights in list(self._sets.values()):
                     weights.programs.pop(old, None)
+        if len(self._sets) > _SETS or self._short_lived > _SIZES:  # other tensors all the time: nothing to keep
+            self._short_lived = 0
+            self._demote(self._static)
         statics = [args[i] for i in self._static]
         weights = self._set(statics)
         changed = weights.changed(statics)
@@ -436,15 +448,13 @@ class _Graph:
         ids = tuple(map(id, statics))
         weights = self._sets.get(ids)
         if weights is None:
-            if len(self._sets) >= _SETS:  # other tensors all the time: nothing to keep
-                self._demote(self._static)
-                return self._set(())
             graph = weakref.ref(self)
 
             def forget() -> None:
                 alive = graph()
-                if alive is not None:
-                    alive._sets.pop(ids, None)
+                gone = alive._sets.pop(ids, None) if alive is not None else None
+                if alive is not None and gone is not None and _reached(gone.calls) < _SOON:
+                    alive._short_lived += 1
 
             weights = self._sets[ids] = _Weights(statics, [self._names[i] for i in self._static], forget)
         return weights
@@ -463,7 +473,7 @@ class _Graph:
                     compiled = None
         if compiled is None:
             compiled = self._program(args)
-        if compiled is not None:
+        if compiled is not None and not (self._written and self._shares(args, statics)):
             try:
                 if self._autocast:
                     with torch.autocast("cpu", enabled=False):
@@ -476,6 +486,11 @@ class _Graph:
                 pass  # raised before anything ran
         next(self._record._eager_calls)
         return self._gm.forward(*args)
+
+    def _shares(self, args: Inputs, statics: Sequence[torch.Tensor]) -> bool:
+        """Whether a weight, which programs read when they please, lies in memory that is written."""
+        memory = {args[i].untyped_storage().data_ptr() for i in self._written}
+        return any(t.untyped_storage().data_ptr() in memory for t in statics)
 
     def _key(self, args: Inputs) -> Any:
         """The sizes and numbers that a program is made for."""
@@ -528,11 +543,7 @@ def _readable(node: torch.fx.Node) -> str:
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
     """Hides dynamo's own tracing from capture, and what holds around the graph."""
-    with (
-        torch._guards.tracing(None),
-        torch.autocast("cpu", enabled=False),
-        traceback.preserve_node_meta(),
-    ):
+    with torch._guards.tracing(None), torch.autocast("cpu", enabled=False):
         yield
 
 
@@ -569,7 +580,10 @@ class _Interpreter(torch.fx.Interpreter):
         self.entered: list[Any] = []
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        return self.known[n] if n in self.known else super().run_node(n)
+        if n in self.known:
+            return self.known[n]
+        with recorded_at(n.meta.get("stack_trace")):
+            return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # entered in Python, since tracing only writes down the calls

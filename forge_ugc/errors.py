@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import traceback
+from collections.abc import Iterator
+from contextvars import ContextVar
 from importlib.util import find_spec
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n(?:\s+(?P<code>.*))?')
@@ -44,6 +47,19 @@ def source_of(stack_trace: str | None) -> str:
     """The innermost frame of a stack trace that is not torch's own, as "file.py:12 in forward"; "" if unknown."""
     frame = user_frame(stack_trace)
     return f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else ""
+
+
+known_source: ContextVar[str | None] = ContextVar("forge_source", default=None)
+
+
+@contextlib.contextmanager
+def recorded_at(stack_trace: str | None) -> Iterator[None]:
+    """For the node of an FX graph that is run to be recorded: it knows where it comes from, its frames do not."""
+    token = known_source.set(source_of(stack_trace))
+    try:
+        yield
+    finally:
+        known_source.reset(token)
 
 
 def user_frame(stack_trace: str | None) -> tuple[str, int, str, str] | None:

@@ -45,8 +45,19 @@ _recording = threading.RLock()  # one at a time: torch has flags that are the pr
 _VALUES = (type(None), bool, int, float, str)
 
 
-def capture_fast(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Captured:
-    """Captures by recording. Raises Unsupported, and nothing else, where that is not certainly right."""
+def capture_fast(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any = None,
+    *,
+    only_operators: bool = False,
+) -> Captured:
+    """Captures by recording. Raises Unsupported, and nothing else, where that is not certainly right.
+
+    only_operators: `model` is a function that calls torch's operators and nothing else, no compiled code; then no flag
+        of the process is touched, which other threads would see.
+    """
     if _MISSING:
         raise Unsupported(_MISSING)
     try:
@@ -54,11 +65,11 @@ def capture_fast(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dyna
         signature = Signature.of_callable(model, args, kwargs)
         with _recording:
             try:
-                return _attempt(model, signature, *signature.canonical(args, kwargs))
+                return _attempt(model, signature, *signature.canonical(args, kwargs), only_operators)
             except Unsupported as first:
                 # some models read values in eager mode that they do without while exporting
                 exporting = _exporting_context()
-                if first.early or exporting is None:
+                if first.early or exporting is None or only_operators:
                     raise
                 with exporting:
                     return _attempt(model, signature, *signature.canonical(args, kwargs))
@@ -144,12 +155,14 @@ def _state(model: Any) -> tuple[dict[int, tuple[Kind, Slot]], list[torch.Tensor]
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-def _attempt(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def _attempt(
+    model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], only_operators: bool = False
+) -> Captured:
     """Records; what a recording that failed has put into caches is taken out of them."""
     places, keep = _state(model)
     recorder = Recorder(places)
     try:
-        return _record(recorder, model, signature, args, kwargs)
+        return _record(recorder, model, signature, args, kwargs, only_operators)
     except Exception as error:
         early, reason = getattr(error, "early", False), str(error)
         if not isinstance(error, Unsupported):
@@ -167,14 +180,19 @@ def _attempt(model: Any, signature: Signature, args: tuple[Any, ...], kwargs: di
 
 
 def _record(
-    recorder: Recorder, model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: Recorder,
+    model: Any,
+    signature: Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    only_operators: bool,
 ) -> Captured:
     flat, spec = pytree.tree_flatten((args, kwargs))
     watch = Watch(model, signature)
     call = watch.module if watch.active else model
     with (
         _without_collector(),
-        _without_dynamo(),
+        contextlib.nullcontext() if only_operators else _without_dynamo(),
         _quiet(),
         _unchanged(model, recorder),
         _below_autograd(),

@@ -25,12 +25,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.fx import traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .capture import Kind, Node, Ref, TensorMeta
-from .errors import _OWN_DIR, _TORCH_DIR, source_of
+from .errors import _OWN_DIR, _TORCH_DIR, known_source
 from .record_rules import LIFT, Outcome, Rule, Type, Unsupported, outcome_of, rule_of
 from .state import Slot
 
@@ -450,8 +449,9 @@ def _is_users(code: CodeType) -> bool:
 
 def _source() -> str:
     """The innermost frame outside torch, as "file.py:12 in forward"."""
-    if traceback.has_preserved_node_meta():  # an FX graph is run: its nodes know where they come from
-        return source_of(traceback.get_current_meta().get("stack_trace"))
+    known = known_source.get()
+    if known is not None:
+        return known
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not _is_users(frame.f_code):
         frame = frame.f_back

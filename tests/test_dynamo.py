@@ -444,6 +444,17 @@ def test_weights_given_as_arguments():
             check(compiled, f, torch.randn(2, 3), nn.Parameter(torch.randn(4, 3)), torch.randn(4))
 
 
+def test_new_parameters_for_each_call():
+    compiled, eager = pair(MLP())
+    with torch.no_grad():
+        for i in range(40):
+            for model in (compiled._orig_mod, eager):
+                model.a.bias = nn.Parameter(torch.full((16,), float(i)))
+            check(compiled, eager, torch.randn(2, 8))
+    assert len(last_reports()) == 1
+    assert last_reports()[0].report["weights"]["borrowed_bytes"] == 0  # compiled no more: they are inputs by now
+
+
 def test_functional_call():
     model = MLP()
     compiled = torch.compile(lambda p, x: torch.func.functional_call(model, p, (x,)), backend=forge)
@@ -562,6 +573,26 @@ def test_written_inputs_that_overlap_run_through_torch():
     theirs = torch.arange(6.0)
     assert_same(compiled(base[:4], base[2:]), f(theirs[:4], theirs[2:]))
     assert_same(base, theirs)
+
+
+def test_a_weight_that_is_written_through_an_input():
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.arange(12.0).reshape(3, 4))
+
+        def forward(self, row, x):
+            row.add_(1)
+            return F.linear(x, self.table)
+
+    compiled, eager = pair(Written())
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        check(compiled, eager, torch.zeros(4), x)
+        for _ in range(3):
+            got = compiled(compiled._orig_mod.table[0], x)
+            assert_same(got, eager(eager.table[0], x))
+            assert_same(compiled(torch.zeros(4), x), eager(torch.zeros(4), x))
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -845,10 +876,14 @@ def test_threads():
     assert calls() == 161 and len(last_reports()[0].reports) == 4
 
 
-def test_dump(tmp_path, monkeypatch):
+@pytest.mark.parametrize("capture", ["auto", "export"])
+def test_dump(tmp_path, monkeypatch, capture):
     monkeypatch.setenv("FORGE_DUMP", str(tmp_path))
-    compiled, eager = pair(MLP())
+    compiled, eager = pair(MLP(), options={"capture": capture})
     with torch.no_grad():
         check(compiled, eager, torch.randn(2, 8))
     (folder,) = [p for p in tmp_path.iterdir() if p.is_dir()]
     assert folder.name.startswith("graph_") and (folder / "report.md").exists()
+    aten = (folder / "00_aten.txt").read_text()
+    assert re.search(r"gelu.*# .*test_dynamo.py:\d+ in forward", aten)
+    assert "self.a.weight" in aten
