@@ -188,8 +188,9 @@ static Code compile(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, c
     if (desc->config && *desc->config) text_add(&flags, " --config %s", desc->config);
     Code code = text_done(ctx, &flags);
     if (code == CODE_OK) {
-        uint32_t options = desc->cache_dir ? ZE_GRAPH_NO_DRIVER_CACHE : 0; /* once on disk is enough */
-        ZeResult r = create(device, ZE_GRAPH_IR, input->data, input->bytes, flags.data, options, out, &log);
+        /* Drivers have a cache too. One is enough, and without ours there shall be none. */
+        ZeResult r =
+            create(device, ZE_GRAPH_IR, input->data, input->bytes, flags.data, ZE_GRAPH_NO_DRIVER_CACHE, out, &log);
         if (r != ZE_SUCCESS) code = compile_failed(ctx, device, r, desc, log.data && !log.failed ? log.data : "");
     }
     text_destroy(&flags);

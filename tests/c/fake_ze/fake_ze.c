@@ -36,7 +36,8 @@ static int number(const char *name, int otherwise) {
     return text ? (int)strtol(text, NULL, 0) : otherwise;
 }
 
-/* --- faults: calls are counted while FAKE_FAULT stays the same ----------------------------------------------------- */
+/* --- faults: calls are counted while FAKE_FAULT stays the same -----------------------------------------------------
+ */
 
 static ZeResult fault(const char *point) {
     static char current[128];
@@ -86,7 +87,8 @@ static void gone(void *made) {
     free(made);
 }
 
-/* --- core ---------------------------------------------------------------------------------------------------------- */
+/* --- core ----------------------------------------------------------------------------------------------------------
+ */
 
 struct ZeContext_ {
     int unused;
@@ -325,7 +327,8 @@ EXPORT ZeResult zeFenceReset(ZeFence f) {
 }
 #endif
 
-/* --- graphs -------------------------------------------------------------------------------------------------------- */
+/* --- graphs --------------------------------------------------------------------------------------------------------
+ */
 
 static __thread bool failed_here;
 
@@ -373,6 +376,7 @@ static ZeResult create(ZeContext c, ZeDevice d, const ZeGraphDesc *desc, ZeGraph
 }
 static ZeResult create2(ZeContext c, ZeDevice d, const ZeGraphDesc *desc, ZeGraph *out) {
     EXPECT(c && d && desc->type == ZE_TYPE_GRAPH_DESC_2);
+    EXPECT(desc->flags == (desc->format == ZE_GRAPH_IR ? ZE_GRAPH_NO_DRIVER_CACHE : 0u));
     return make_graph(desc, out);
 }
 static ZeResult create3(ZeContext c, ZeDevice d, const ZeGraphDesc *desc, ZeGraph *out, ZeBuildLog *log) {
