@@ -161,7 +161,8 @@ class Emitted:
         """`args` as for the function; its results in order."""
         leaves = pytree.tree_leaves(args)
         inputs = [leaves[source].detach().numpy() for source, _ in self.plan.sources]
-        made = [torch.from_numpy(a) for a in self.model.run(inputs, precision)]
+        ports = self.model.run(inputs, precision)  # of rank 5 at most
+        made = [torch.from_numpy(a).reshape(shape) for a, (shape, _) in zip(ports, self.plan.out_types, strict=True)]
         return [self._output(user, made, leaves) for user in self.plan.user]
 
     def _output(self, user: Any, made: list[torch.Tensor], leaves: list[Any]) -> torch.Tensor:

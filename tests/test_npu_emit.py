@@ -130,6 +130,14 @@ MOVE: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda x: x.view(2, 3, 2, 2, 3).permute(0, 3, 1, 4, 2).reshape(2, 2, 18) + 1,
         tensor(2, 3, 2, 6),
     ),
+    "pixel shuffle": (lambda x: F.pixel_shuffle(x * 2, 2), tensor(1, 8, 3, 2)),
+    "rank 6 and 7": (
+        lambda x: (
+            (x * 2).view(2, 3, 2, 1, 3, 2).permute(5, 3, 1, 0, 2, 4).contiguous(),
+            x.view(2, 3, 2, 1, 3, 2, 1).permute(5, 3, 1, 6, 0, 2, 4).reshape(2, 36) + 1,
+        ),
+        tensor(6, 12),
+    ),
     "clone": (lambda x: (x.clone() + 1, x.t().contiguous() * 2), X[0]),
 }
 ROWS = {**UNARY, **BINARY, **REDUCE, **MOVE}

@@ -16,6 +16,7 @@ const Target *target_find(const char *name) {
     return NULL;
 }
 
+/* Of what is computed; copies may have more, as views have (their way across the border is the emitter's). */
 enum { NPU_MAX_RANK = 5 };
 
 const char *npu_op_reason(Op op) {
@@ -73,9 +74,9 @@ static const char *npu_dtype_reason(DType dtype) {
     }
 }
 
-static const char *npu_value_reason(const Graph *g, ValueId v, bool int8_weight) {
+static const char *npu_value_reason(const Graph *g, ValueId v, bool int8_weight, bool any_rank) {
     const Value *value = graph_value(g, v);
-    if (value->rank > NPU_MAX_RANK) return "rank above 5";
+    if (value->rank > NPU_MAX_RANK && !any_rank) return "rank above 5";
     for (int d = 0; d < value->rank; d++) {
         if (value->shape[d] == 0) return "an empty tensor";
     }
@@ -91,10 +92,10 @@ const char *capability(const Target *target, Device device, const Graph *g, cons
     for (uint32_t k = 0; k < node->n_operands && !reason; k++) {
         if (node->operands[k] == VALUE_NONE) continue;
         bool weight = (node->op == OP_cast && k == 0) || (node->op == OP_linear && k == 1);
-        reason = npu_value_reason(g, node->operands[k], weight);
+        reason = npu_value_reason(g, node->operands[k], weight, node->op == OP_contiguous);
     }
     for (uint32_t k = 0; k < node->n_results && !reason; k++) {
-        reason = npu_value_reason(g, node_result(node, k), false);
+        reason = npu_value_reason(g, node_result(node, k), false, node->op == OP_contiguous);
     }
     if (reason || !node_has_attr(node, ATTR_program)) return reason;
     const Attr *program = node_attr(node, ATTR_program); /* what a fused node computes inside */
