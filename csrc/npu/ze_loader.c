@@ -104,11 +104,32 @@ static ZeResult init_drivers(const ZeLoader *loader, ZeDriver *out, uint32_t max
     return r;
 }
 
+/* The NPU driver's library has been libze_intel_npu.so.1 since its release 1.16; loaders before 1.17.17 know only the
+ * name that it had before, and would not find it. They take names from the environment. */
+static bool must_name_driver(const ZeLoader *loader) {
+    const char *named = getenv("ZE_ENABLE_ALT_DRIVERS");
+    if (loader->zeInitDrivers || (named && *named)) return false;
+    void *old = dlopen("libze_intel_vpu.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (old) {
+        dlclose(old);
+        return false;
+    }
+    return dlopen("libze_intel_npu.so.1", RTLD_LAZY | RTLD_LOCAL) != NULL; /* stays open: the loader wants it next */
+}
+
+static ZeResult init(const ZeLoader *loader) {
+    bool name = must_name_driver(loader);
+    if (name) setenv("ZE_ENABLE_ALT_DRIVERS", "libze_intel_npu.so.1,libze_intel_gpu.so.1", 1);
+    ZeResult r = loader->zeInit(ZE_INIT_NPU_ONLY);
+    if (name) unsetenv("ZE_ENABLE_ALT_DRIVERS");
+    return r;
+}
+
 ZeResult ze_loader_drivers(const ZeLoader *loader, ZeDriver *out, uint32_t max, uint32_t *count) {
     *count = 0;
     if (loader->zeInitDrivers && init_drivers(loader, out, max, count) == ZE_SUCCESS && *count) return ZE_SUCCESS;
     *count = 0;
-    ZeResult r = loader->zeInit(ZE_INIT_NPU_ONLY);
+    ZeResult r = init(loader);
     uint32_t n = 0;
     if (r == ZE_SUCCESS) r = loader->zeDriverGet(&n, NULL);
     if (r != ZE_SUCCESS || !n) return r;

@@ -33,6 +33,26 @@ static void test_loaders(void) {
     env("FORGE_ZE_LOADER", NULL);
 }
 
+/* Old loaders do not know the driver's present name. */
+static void test_renamed_driver(void) {
+    NpuDevice *device;
+    char path[128];
+    env("FAKE_FINDS", "libze_intel_npu.so.1");
+    CHECK_CODE(&ctx, CODE_DEVICE, npu_device_open(&ctx, before, NULL, &device)); /* it is not installed */
+    fake_build(path, sizeof path, "renamed", "-Wl,-soname,libze_intel_npu.so.1");
+    void *driver = dlopen(path, RTLD_NOW); /* found by that name from now on */
+    CHECK(driver != NULL);
+    CHECK_OK(&ctx, npu_device_open(&ctx, before, NULL, &device));
+    CHECK(getenv("ZE_ENABLE_ALT_DRIVERS") == NULL);
+    npu_device_unref(device);
+    env("ZE_ENABLE_ALT_DRIVERS", "another.so"); /* the user's choice stands */
+    CHECK_CODE(&ctx, CODE_DEVICE, npu_device_open(&ctx, before, NULL, &device));
+    CHECK(!strcmp(getenv("ZE_ENABLE_ALT_DRIVERS"), "another.so"));
+    env("ZE_ENABLE_ALT_DRIVERS", NULL);
+    env("FAKE_FINDS", NULL);
+    dlclose(driver);
+}
+
 /* As a user who is not root, whom permissions hold back; root becomes nobody in a child. */
 static void as_user(void (*test)(void)) {
     pid_t child = fork();
@@ -124,6 +144,7 @@ int main(void) {
     env("FORGE_ZE_LOADER", NULL);
     test_loaders();
     test_causes();
+    test_renamed_driver();
     fake_remove();
     return check_done();
 }

@@ -2,6 +2,7 @@
  *
  *   FAKE_EXTENSION=1.12   version of the graph extension; its table ends at unmapped memory
  *   FAKE_EXTENSION_NAME   its name
+ *   FAKE_FINDS=name       the loader finds its driver only if ZE_ENABLE_ALT_DRIVERS has this name
  *   FAKE_NULL=create3     a member of the table that is NULL
  *   FAKE_COMPILER=0       no compiler;  FAKE_DEVICE=1 a GPU
  *   FAKE_FAULT=zeInit=0x78000001@2   the second call of zeInit gives this result (@0: each call)
@@ -126,6 +127,8 @@ static int driver_handle, device_handle;
 EXPORT ZeResult zeInit(uint32_t flags) {
     EXPECT(flags == ZE_INIT_NPU_ONLY);
     ENTER("zeInit");
+    const char *wanted = getenv("FAKE_FINDS"), *named = getenv("ZE_ENABLE_ALT_DRIVERS");
+    if (wanted && !(named && strstr(named, wanted))) return ZE_UNINITIALIZED;
     return ZE_SUCCESS;
 }
 EXPORT ZeResult zeDriverGet(uint32_t *count, ZeDriver *out) {
