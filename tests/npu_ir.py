@@ -154,6 +154,10 @@ class Emitted:
     plan: Plan
 
     @property
+    def folder(self) -> Path:
+        return self.model.folder
+
+    @property
     def xml(self) -> Path:
         return self.model.xml
 
