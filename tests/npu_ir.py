@@ -161,6 +161,10 @@ class Emitted:
     def xml(self) -> Path:
         return self.model.xml
 
+    @property
+    def ports(self) -> list[list[str]]:
+        return self.model.ports
+
     def run(self, args: Any, precision: str = "f32") -> list[torch.Tensor]:
         """`args` as for the function; its results in order."""
         leaves = pytree.tree_leaves(args)
