@@ -10,7 +10,10 @@ from forge_ugc import softnpu
 from forge_ugc.testing import software_npu
 from tests import cbuild
 
-pytestmark = pytest.mark.skipif(softnpu.missing() is not None, reason=softnpu.missing() or "")
+pytestmark = [
+    pytest.mark.skipif(softnpu.missing() is not None, reason=softnpu.missing() or ""),
+    pytest.mark.skipif(cbuild.SANITIZE, reason="OpenVINO opens TBB with RTLD_DEEPBIND, which ASan refuses"),
+]
 
 PROGRAM = cbuild.ROOT / "tests" / "c" / "test_ze_device.c"
 
