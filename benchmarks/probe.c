@@ -6,9 +6,10 @@
 typedef float vec __attribute__((vector_size(BYTES), aligned(4)));
 enum { LANES = BYTES / 4, CHAINS = 12 }; /* enough independent chains for two units of five cycles */
 
+/* Of this thread on a core: what else the machine does takes none of it. */
 static double seconds(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
