@@ -19,8 +19,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from . import npu
-
 RESULTS = {
     "device-lost": 0x70000001,
     "out-of-host-memory": 0x70000002,
@@ -207,7 +205,9 @@ class SoftwareNpu:
 
     def assert_no_leaks(self) -> None:
         """AssertionError if an object of the driver still lives, or a misuse was seen."""
-        npu.forget()
+        from . import npu
+
+        npu.forget()  # which keeps the device open
         gc.collect()
         assert not self.live(), f"objects of the software NPU still live: {self.live()}"
         assert not self.misuses(), "misuse of Level Zero:\n" + "\n".join(self.misuses())
