@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.npu_ir import check, emit
 
-SDPA, STACKED, MVN, SPLIT_N, SPLIT_K = (1 << k for k in range(5))
+SDPA, STACKED, MVN, SPLIT_N, SPLIT_K, SIGNED_SIN = (1 << k for k in range(6))
 ATTENTION_FORMS = (0, SDPA, STACKED, SDPA | STACKED)
 
 
@@ -296,14 +296,14 @@ def turned(x: torch.Tensor, pairs: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("rank", [2, 3, 4])
-def test_rope(rank: int, pairs: bool, known: bool) -> None:
+@pytest.mark.parametrize(("rank", "forms"), [(2, 0), (3, 0), (4, 0), (4, SIGNED_SIN)])
+def test_rope(rank: int, forms: int, pairs: bool, known: bool) -> None:
     cos, sin = draw(S, D, seed=1), draw(S, D, seed=2)
 
     def rope(x: torch.Tensor, c: torch.Tensor = cos, s: torch.Tensor = sin) -> torch.Tensor:
         return x * c + turned(x, pairs) * s
 
-    check(rope, draw(B, H, S, D)[(0,) * (4 - rank)], *([] if known else [cos, sin]))
+    check(rope, draw(B, H, S, D)[(0,) * (4 - rank)], *([] if known else [cos, sin]), forms=forms)
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])

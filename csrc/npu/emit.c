@@ -4,9 +4,9 @@
 #include <string.h>
 
 uint32_t emit_default_forms(const Target *target, Precision precision) {
-    (void)target;
     (void)precision;
-    return FORM_SDPA | FORM_STACKED_QUERIES | FORM_MVN | FORM_SPLIT_N | FORM_SPLIT_K;
+    uint32_t forms = FORM_SDPA | FORM_STACKED_QUERIES | FORM_MVN | FORM_SPLIT_N | FORM_SPLIT_K;
+    return strcmp(target->name, "npu3720") == 0 ? forms | FORM_SIGNED_SIN : forms;
 }
 
 static int64_t bytes_of(DType dtype, const WireType *type) {

@@ -108,15 +108,25 @@ Code emit_group_norm(Emitter *e) {
 }
 
 /* --- rotary embedding --------------------------------------------------------------------------------------------- */
-/* (-x2, x1): of the halves of the last dimension. */
-static Code rotate_halves(Emitter *e, Wire x, Wire *out) {
+/* (-x2, x1): of the halves of the last dimension; `sign` false: (x2, x1). */
+static Code rotate_halves(Emitter *e, Wire x, bool sign, Wire *out) {
     const WireType type = *wire_type(e, x);
     int64_t last = type.rank - 1, size = type.shape[last];
     Wire parts[2];
     TRY(emit_slice(e, x, last, size / 2, size, 1, &parts[0]));
-    TRY(emit_unary(e, "Negative", 1, parts[0], &parts[0]));
+    if (sign) TRY(emit_unary(e, "Negative", 1, parts[0], &parts[0]));
     TRY(emit_slice(e, x, last, 0, size / 2, 1, &parts[1]));
     return emit_concat(e, parts, 2, last, out);
+}
+
+/* sin with its first half negative. */
+static Code signed_sin(Emitter *e, Wire sin, int64_t size, Wire *out) {
+    double *signs;
+    Wire sign;
+    TRY(ARENA_NEW(e->ctx, e->scratch, size, &signs));
+    for (int64_t i = 0; i < size; i++) signs[i] = i < size / 2 ? -1 : 1;
+    TRY(emit_numbers(e, signs, 1, &size, &sign));
+    return emit_binary(e, "Multiply", 1, sin, sign, out);
 }
 
 /* The same of pairs: (-x[1], x[0], -x[3], x[2], ..). */
@@ -139,10 +149,14 @@ Code emit_rope(Emitter *e) {
     TRY(emit_operand(e, 0, &x));
     TRY(emit_operand_small(e, 1, &cos));
     TRY(emit_operand_small(e, 2, &sin));
-    if (node_int(node, ATTR_interleaved))
+    if (node_int(node, ATTR_interleaved)) {
         TRY(rotate_pairs(e, x, &turned));
-    else
-        TRY(rotate_halves(e, x, &turned));
+    } else {
+        bool in_sin = (e->options->forms & FORM_SIGNED_SIN) != 0;
+        TRY(rotate_halves(e, x, !in_sin, &turned));
+        WireType type = *wire_type(e, x);
+        if (in_sin) TRY(signed_sin(e, sin, type.shape[type.rank - 1], &sin));
+    }
     TRY(emit_binary(e, "Multiply", 1, x, cos, &x));
     TRY(emit_binary(e, "Multiply", 1, turned, sin, &turned));
     TRY(emit_binary(e, "Add", 1, x, turned, &x));
