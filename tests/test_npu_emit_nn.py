@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from tests.npu_ir import check, emit
 
-SDPA, STACKED, MVN, SPLIT_N, SPLIT_K, SIGNED_SIN = (1 << k for k in range(6))
-ATTENTION_FORMS = (0, SDPA, STACKED, SDPA | STACKED)
+SDPA, STACKED, MVN, SPLIT_N, SPLIT_K, SIGNED_SIN, MASK_ARGUMENT = (1 << k for k in range(7))
+ATTENTION_FORMS = (0, SDPA, STACKED, SDPA | STACKED | MASK_ARGUMENT)
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -93,9 +93,13 @@ def test_projection_cut_in_three(forms: int, arguments: bool) -> None:
     assert emitted.xml.read_text().count('type="MatMul"') == (3 if forms else 1)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "w8a16"])
+@pytest.mark.parametrize("arguments", [False, True])
 @pytest.mark.parametrize("forms", [0, SPLIT_K])
-def test_long_contraction(forms: int) -> None:
-    emitted = check(Linear(16, 2048), draw(3, 2048, seed=2), forms=forms)
+def test_long_contraction(forms: int, arguments: bool, precision: str) -> None:
+    tolerance = 0.03 if precision == "w8a16" else None
+    how = dict(forms=forms, arguments=arguments, precision=precision, tolerance=tolerance)
+    emitted = check(Linear(16, 4096), draw(3, 4096, seed=2), **how)
     assert emitted.xml.read_text().count('type="MatMul"') == (2 if forms else 1)
 
 
@@ -179,7 +183,7 @@ def test_grouped_queries(causal: bool, heads: int, forms: int) -> None:
 MASKS = [(S, T), (1, T), (1, 1, S, T), (B, 1, S, T), (B, H, S, T), (1, H, 1, T), (B, 1, 1, T), (S, 1)]
 
 
-@pytest.mark.parametrize("forms", [SDPA, STACKED])
+@pytest.mark.parametrize("forms", [SDPA, STACKED | MASK_ARGUMENT])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("boolean", [False, True])
 @pytest.mark.parametrize("shape", MASKS)

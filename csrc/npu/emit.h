@@ -64,6 +64,8 @@ MUST_USE Code emit_literal(Emitter *e, const WireType *type, const void *data, s
 MUST_USE Code emit_ints(Emitter *e, const int64_t *items, size_t count, Wire *out); /* i64, rank 1 */
 MUST_USE Code emit_number(Emitter *e, double value, Wire *out);                     /* e->real, rank 0 */
 MUST_USE Code emit_numbers(Emitter *e, const double *values, uint8_t rank, const int64_t *shape, Wire *out);
+/* The same as an argument of the graph, which is given these numbers at each call. */
+MUST_USE Code emit_numbers_argument(Emitter *e, const double *values, uint8_t rank, const int64_t *shape, Wire *out);
 MUST_USE Code emit_bool(Emitter *e, bool value, Wire *out); /* rank 0 */
 /* What lies in the weights file, or an argument if the source's constant is one of block->weights. The element type
  * follows from source->dtype and ->i4; source->bytes is filled in. */

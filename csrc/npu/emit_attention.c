@@ -63,7 +63,9 @@ static Code known_mask(Emitter *e, const Sizes *z, const void *data, bool boolea
             all = all && keep[o * rows + s] == 1;
         }
     }
-    TRY(emit_numbers(e, add, 4, (int64_t[]){dims[0], dims[1], rows, z->t}, &mask->add));
+    bool argument = (e->options->forms & FORM_MASK_ARGUMENT) != 0;
+    TRY((argument ? emit_numbers_argument : emit_numbers)(e, add, 4, (int64_t[]){dims[0], dims[1], rows, z->t},
+                                                          &mask->add));
     if (all) return CODE_OK;
     return emit_numbers(e, keep, 4, (int64_t[]){dims[0], dims[1], rows, 1}, &mask->keep);
 }

@@ -156,7 +156,7 @@ static int64_t count_of(const WireType *type) {
     return count;
 }
 
-Code emit_literal(Emitter *e, const WireType *type, const void *data, size_t bytes, Wire *out) {
+static Code literal(Emitter *e, const WireType *type, const void *data, size_t bytes, bool argument, Wire *out) {
     WeightSource source = {
         .part = WEIGHT_BYTES, .dtype = elements[type->element].dtype, .rank = type->rank, .bytes = (int64_t)bytes};
     void *copy;
@@ -165,7 +165,11 @@ Code emit_literal(Emitter *e, const WireType *type, const void *data, size_t byt
     memcpy(source.shape, type->shape, type->rank * sizeof *type->shape);
     TRY(arena_copy(e->ctx, e->arena, data, bytes, &copy));
     source.literal = copy;
-    return constant_layer(e, &source, type, false, out);
+    return constant_layer(e, &source, type, argument, out);
+}
+
+Code emit_literal(Emitter *e, const WireType *type, const void *data, size_t bytes, Wire *out) {
+    return literal(e, type, data, bytes, false, out);
 }
 
 Code emit_ints(Emitter *e, const int64_t *items, size_t count, Wire *out) {
@@ -179,7 +183,7 @@ static uint16_t half_of(double value) {
     return f32_to_f16((float)value);
 }
 
-Code emit_numbers(Emitter *e, const double *values, uint8_t rank, const int64_t *shape, Wire *out) {
+static Code numbers(Emitter *e, const double *values, uint8_t rank, const int64_t *shape, bool argument, Wire *out) {
     WireType type = {.element = e->real, .rank = rank};
     if (rank) memcpy(type.shape, shape, rank * sizeof *shape);
     size_t count = (size_t)count_of(&type), size = e->real == ELEMENT_F32 ? sizeof(float) : sizeof(uint16_t);
@@ -191,7 +195,15 @@ Code emit_numbers(Emitter *e, const double *values, uint8_t rank, const int64_t 
         else
             ((uint16_t *)data)[i] = half_of(values[i]);
     }
-    return emit_literal(e, &type, data, count * size, out);
+    return literal(e, &type, data, count * size, argument, out);
+}
+
+Code emit_numbers(Emitter *e, const double *values, uint8_t rank, const int64_t *shape, Wire *out) {
+    return numbers(e, values, rank, shape, false, out);
+}
+
+Code emit_numbers_argument(Emitter *e, const double *values, uint8_t rank, const int64_t *shape, Wire *out) {
+    return numbers(e, values, rank, shape, true, out);
 }
 
 Code emit_number(Emitter *e, double value, Wire *out) { return emit_numbers(e, &value, 0, NULL, out); }

@@ -36,12 +36,12 @@ static Code product(Emitter *e, Wire x, Wire w, Wire *out) {
 }
 
 /* A contraction over a long K (the way down of a feed-forward) is two, which the compiler overlaps with the transfer of
- * weights; with one it does so only for short ones. */
-enum { LONG_K = 2048, PIECES_OF_K = 2 };
+ * weights; one over the whole of K it does only for short ones. */
+enum { LONG_K = 2048, LONG_K_OF_ARGUMENTS = 4096, PIECES_OF_K = 2 };
 static int64_t pieces_of(const Emitter *e, const WeightSource *w) {
-    int64_t n = w->shape[0], k = w->shape[1];
-    bool split = (e->options->forms & FORM_SPLIT_K) && k >= LONG_K && k >= 2 * n && k % PIECES_OF_K == 0;
-    return split && !e->is_argument[w->constant] ? PIECES_OF_K : 1;
+    int64_t n = w->shape[0], k = w->shape[1], least = e->is_argument[w->constant] ? LONG_K_OF_ARGUMENTS : LONG_K;
+    bool split = (e->options->forms & FORM_SPLIT_K) && k >= least && k >= 2 * n && k % PIECES_OF_K == 0;
+    return split ? PIECES_OF_K : 1;
 }
 
 static Code weighted(Emitter *e, Wire x, const WeightSource *weight, Wire *out) {

@@ -84,6 +84,7 @@ enum {
     FORM_MVN = 1 << 2,             /* layer_norm by MVN; else by means */
     FORM_SPLIT_N = 1 << 3,         /* q, k and v of one projection as contractions of their own */
     FORM_SPLIT_K = 1 << 4,         /* a contraction over a long K as two that are added */
+    FORM_MASK_ARGUMENT = 1 << 6,   /* known masks as arguments: as constants they are expanded to a mask a head */
     FORM_SIGNED_SIN = 1 << 5,      /* rotary embedding: the signs of the rotation in sin, so that the compiler does not
                                     * make its own operator of it; that one fails for two heads on NPU3720 */
 };
@@ -128,11 +129,12 @@ typedef struct NpuModel {
     int64_t *offsets;
     uint32_t n_pieces;
     int64_t bin_bytes;
-    /* Parameters: n_in activations as block->in, then n_args weights; Results as block->out. */
+    /* Parameters: n_in activations as block->in, then n_args weights (or bytes made by the emitter: masks); Results as
+     * block->out. */
     Port *in, *out;
     uint32_t n_in, n_out;
     WeightSource *args; /* weight arguments in order of Parameters after the activations; args[i].constant is one of
-                         * block->weights */
+                         * block->weights, unless its part is WEIGHT_BYTES */
     uint32_t n_args;
 } NpuModel;
 /* Names in the xml: Parameters "in0".., "w0".., Results "out0"..; other layers are named after their operator and

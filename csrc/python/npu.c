@@ -269,9 +269,10 @@ static Code write_weights(Context *ctx, Models *m, const NpuBlock *block, const 
     const Graph *g = m->program->graph;
     for (uint32_t a = 0; a < model->n_args; a++) {
         const WeightSource *source = &model->args[a];
-        uint32_t constant = constant_of(block, call, source->constant);
-        const Constant *c = &g->constants[constant];
-        if (!c->data && source->bytes) return no_data(ctx, g, constant);
+        bool made = source->part == WEIGHT_BYTES; /* by the emitter */
+        uint32_t constant = made ? UINT32_MAX : constant_of(block, call, source->constant);
+        const Constant *c = made ? NULL : &g->constants[constant];
+        if (c && !c->data && source->bytes) return no_data(ctx, g, constant);
         TRY(write_made(ctx, m, "weight", m->n_weights, source->bytes, fill_weight, source, constant,
                        call->first_column));
         door_reenter(m->door);
@@ -280,7 +281,7 @@ static Code write_weights(Context *ctx, Models *m, const NpuBlock *block, const 
         if (!scales) memcpy(shape, source->shape, sizeof shape);
         bool ok =
             add(list, Py_BuildValue("{s:l,s:s,s:s,s:s,s:N,s:L}", "weight", m->n_weights++, "constant",
-                                    c->name ? c->name : "", "part", parts[source->part], "dtype",
+                                    c && c->name ? c->name : "", "part", parts[source->part], "dtype",
                                     source->i4 ? "i4" : dtype_name(source->dtype), "shape",
                                     shape_tuple(scales ? 2 : source->rank, shape), "bytes", (long long)source->bytes));
         door_releave(m->door);
