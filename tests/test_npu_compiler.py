@@ -1,8 +1,8 @@
 """Intel's own NPU compiler takes what is emitted: each operator that the capability table gives to the NPU, and a block
 of each family, folded and with its weights inside, for every target.
 
-The compiler is installed by benchmarks/npu_compiler/setup.sh: in CI (or with FORGE_NPU_COMPILER=1) here, where a failing
-install fails the tests; elsewhere the tests are skipped until you run it."""
+The compiler is installed by benchmarks/npu_compiler/setup.sh: in CI (or with FORGE_NPU_COMPILER=1) by this file, and a
+failing install fails the tests; elsewhere the tests are skipped until you run it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from benchmarks import npu_compiler
 from tests import npu_ir
 from tests.models.families import build, input_ids
 from tests.opcheck import tensor
+from tests.tables import Builder, array
 from tests.test_npu_emit import BINARY, MOVE, REDUCE, UNARY
 
 
@@ -173,7 +174,8 @@ def test_forms(forms: int) -> None:
 
     def both(q: torch.Tensor, kv: torch.Tensor, x: torch.Tensor) -> Any:
         mask = MASK | torch.eye(16, dtype=torch.bool)
-        return attend(q, kv, is_causal=True), attend(q, kv, attn_mask=mask), F.layer_norm(x, (16,)), F.rms_norm(x, (16,))
+        norms = F.layer_norm(x, (16,)), F.rms_norm(x, (16,))
+        return attend(q, kv, is_causal=True), attend(q, kv, attn_mask=mask), norms
 
     xml = npu_ir.emit(both, (Q, KV, X), f32=False, forms=forms).xml
     accepted([(f"forms {forms}", xml, "NPU4000")])
@@ -187,13 +189,25 @@ def test_f32_ports_and_constants() -> None:
         accepted([("f32", xml, target) for target in npu_compiler.TARGETS])
 
 
+def test_ends_of_every_kind() -> None:
+    """Inputs that are outputs, views of them, values that are two outputs, constants that are outputs, rank 0."""
+    b, shape = Builder(), (4, 6)
+    x, s = b.input("f32", shape), b.input("f32", ())
+    y, m = b.node("neg", [x], ("f32", shape)), b.node("gt", [x], ("bool", shape), scalar=0.0)
+    b.output(x, y, y, m, m, s, s, b.node("neg", [s], ("f32", ())), b.constant(array(3)))
+    b.output(b.node("permute", [x], ("f32", (6, 4)), dims=[1, 0]), b.node("sum", [x], ("f32", ()), dims=[0, 1]))
+    b.output(b.node("reshape", [b.node("slice", [x], ("f32", (1, 6)), dim=0, end=1, step=1)], ("f32", (6,)), shape=[6]))
+    xml = npu_ir.emit_table(b.table(), f32=False).xml
+    accepted([("ends", xml, target) for target in npu_compiler.TARGETS])
+
+
 # --- families --------------------------------------------------------------------------------------------------------
 
 LAYERS = 4  # so that the middle ones are equal and fold
 SMALL: dict[str, dict[str, Any]] = {
-    "gpt2": dict(n_embd=192, n_head=3),
+    "gpt2": {},  # its own width
     "granite": dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=4, intermediate_size=512),
-    "qwen2": {},  # its own width, and two KV heads: how it is written decides whether it is taken
+    "qwen2": dict(intermediate_size=1216),  # its own 14 heads on 2: how that is written decides whether it is taken
     "llama1b": dict(hidden_size=256, num_attention_heads=8, num_key_value_heads=2, intermediate_size=1024),
     "lfm2": dict(
         hidden_size=256,
