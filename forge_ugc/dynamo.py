@@ -40,7 +40,9 @@ from .state import Slot, Watcher, has_memory, version
 __all__ = ["GraphReport", "forge", "last_reports"]
 
 log = logging.getLogger(__name__)
-_SIZES = 16  # sets of sizes and numbers that one graph is compiled for
+_SIZES = 16  # sets of sizes and numbers that one graph is compiled for, and kept
+_COPIES, _ALLOWED = 4, 256 << 20  # fewer, where packed weights would take so many times the weights, and more bytes
+_PATIENCE = 64  # calls that further sizes wait for, at most
 _SETS = 128  # sets of weights: one graph serves all layers that are alike
 _REPORTS = 256  # graphs that last_reports() remembers
 _RESTLESS = 3  # so many changes in a row, each within _SOON calls of the one before: no weight but an input
@@ -292,7 +294,9 @@ class _Graph:
         )
         self._sets: OrderedDict[tuple[int, ...], _Weights] = OrderedDict()
         self._captures: OrderedDict[Any, Captured | None] = OrderedDict()
-        self._seen: OrderedDict[Any, None] = OrderedDict()  # sizes that torch ran once
+        self._kept = _SIZES
+        self._seen: OrderedDict[Any, int] = OrderedDict()  # further sizes, and how often they came
+        self._patience = 2
         self._full = False
         self._short_lived = 0  # sets of weights that died after a few calls
         self._written: set[int] = set()  # inputs that some capture writes
@@ -383,7 +387,7 @@ class _Graph:
             if key in self._captures:
                 if self._captures[key] is None:
                     return None
-            elif len(self._captures) >= _SIZES and not self._again(key):
+            elif len(self._captures) >= self._kept and not self._again(key):
                 return None
             try:
                 return self._make(key, args)
@@ -395,22 +399,27 @@ class _Graph:
                 return None
 
     def _again(self, key: Any) -> bool:
-        """Whether sizes beyond the first few come again: while a cache grows, each comes once and is not worth it."""
-        if key in self._seen:
+        """Whether sizes beyond the first few come often: while a cache grows, each comes once and is not worth it.
+
+        How often is doubled whenever other sizes must go for them, so that compiling does not take over.
+        """
+        self._seen[key] = self._seen.pop(key, 0) + 1
+        if self._seen[key] >= self._patience:
+            del self._seen[key]
+            self._patience = min(2 * self._patience, _PATIENCE)
             return True
-        self._seen[key] = None
         while len(self._seen) > 4 * _SIZES:
             self._seen.popitem(last=False)
         if not self._full:
             self._full = True
-            _warn(self._record, f"it has had {_SIZES} sets of sizes; others are compiled when they come a second time")
+            _warn(self._record, f"it has had {self._kept} sets of sizes; others are compiled when they come repeatedly")
         return False
 
     def _make(self, key: Any, args: Inputs) -> CompiledModel:
         captured = self._captures.get(key)
         if captured is None:
             captured = self._captures[key] = self._capture(args)
-            while len(self._captures) > _SIZES:
+            while len(self._captures) > self._kept:
                 old, _ = self._captures.popitem(last=False)
                 for weights in list(self._sets.values()):
                     weights.programs.pop(old, None)
@@ -439,6 +448,10 @@ class _Graph:
         compiled._watcher = Watcher([])  # the graph watches
         compiled._warned_grad = True  # dynamo knows what requires grad, and so do we
         self._record._reports.append(compiled.report)
+        weights = compiled.report["weights"]
+        if weights["packed_bytes"]:
+            allowed = max(_ALLOWED, _COPIES * weights["borrowed_bytes"])
+            self._kept = max(2, min(_SIZES, allowed // weights["packed_bytes"]))
         directory = os.environ.get("FORGE_DUMP")
         if directory:
             dump(compiled, os.path.join(directory, "graph_" + self._record.name.split()[0].replace("/", "_")))
@@ -464,15 +477,18 @@ class _Graph:
     def __call__(self, *args: Any) -> Any:
         statics = [args[i] for i in self._static]
         weights = self._sets.get(tuple(map(id, statics)))
-        compiled = None
+        compiled, key = None, self._key(args)
         if weights is not None:
             next(weights.calls)
             if not weights.changed(statics):
-                compiled, epoch = weights.programs.get(self._key(args), (None, 0))
+                compiled, epoch = weights.programs.get(key, (None, 0))
                 if epoch != weights.epoch:
                     compiled = None
         if compiled is None:
             compiled = self._program(args)
+        elif self._open:
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self._captures.move_to_end(key)
         if compiled is not None and not (self._written and self._shares(args, statics)):
             try:
                 if self._autocast:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge_ugc
-from forge_ugc import FallbackWarning, last_reports
+from forge_ugc import FallbackWarning, dynamo, last_reports
 from forge_ugc.dynamo import forge
 from tests.compare import assert_same, clone_args
 
@@ -327,7 +327,7 @@ def test_numbers_that_change():
         assert torch.copysign(torch.ones(1), negative(torch.ones(1), s)).item() == (-1 if str(s) == "-0.0" else 1)
 
 
-def test_sizes_are_bounded_and_say_so():
+def test_sizes_are_bounded_and_say_so(monkeypatch):
     compiled, eager = pair(MLP(), dynamic=True)
     with torch.no_grad():
         for rows in range(2, 18):
@@ -345,6 +345,31 @@ def test_sizes_are_bounded_and_say_so():
             x = torch.randn(rows, 8)
             assert_same(compiled(x), eager(x))
         assert graph.eager_calls == 3
+        made = []
+        monkeypatch.setattr(
+            dynamo, "compile", lambda *args, **kwargs: made.append(1) or forge_ugc.compile(*args, **kwargs)
+        )
+        for rows in list(range(50, 70)) * 20:  # more sizes in turn than are kept: compiling must not take over
+            compiled(torch.ones(rows, 8))
+        assert 0 < len(made) < 40
+
+
+def test_packed_copies_are_bounded(monkeypatch):
+    """Each program packs its own copy of what a kernel wants in another layout."""
+    monkeypatch.setattr(dynamo, "_ALLOWED", 0)
+    model = nn.Module()
+    model.w = nn.Parameter(torch.randn(256, 256))
+    model.forward = lambda x: x @ model.w
+    compiled = torch.compile(model, backend=forge, dynamic=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for rows in range(2, 14):
+            x = torch.randn(rows, 256)
+            assert_same(compiled(x), x @ model.w, atol=1e-4)
+    (graph,) = last_reports()
+    packed, borrowed = (graph.report["weights"][k] for k in ("packed_bytes", "borrowed_bytes"))
+    assert borrowed == 256 * 256 * 4
+    assert graph.calls == (min(12, max(2, 4 * borrowed // packed)) if packed else 12)
 
 
 def test_mark_dynamic():
