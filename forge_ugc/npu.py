@@ -237,6 +237,10 @@ class _Worker:
         self._queue.put(upgrade)
         return upgrade
 
+    def idle(self) -> bool:
+        """Whether there was never anything to do."""
+        return self._thread is None
+
     @contextlib.contextmanager
     def compiling(self, program: Any) -> Any:
         with self._lock:
@@ -276,6 +280,11 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def settle(timeout: float | None = None) -> bool:
+    """Waits until what is compiled in the background now has ended; False: it takes longer than `timeout` seconds."""
+    return _worker.idle() or _worker.submit(Upgrade(_Worker())).wait(timeout)  # the owner is gone: nothing to compile
 
 
 def upgrade_later(owner: Any) -> Upgrade:

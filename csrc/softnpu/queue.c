@@ -175,6 +175,7 @@ struct Fence {
     Queue *queue;
     int pending; /* submissions that will signal it: more than one is a misuse */
     bool signaled;
+    bool given_up; /* waiting for it failed: the caller may take the device for lost */
     ze_result_t result;
 };
 
@@ -399,7 +400,7 @@ ze_result_t fence_destroy(Fence *fence) {
     ze_result_t told = enter(ENTRY_zeFenceDestroy);
     CHECK_HANDLE(fence, fence);
     pthread_mutex_lock(&device_lock);
-    if (fence->pending) misuse("zeFenceDestroy: an execution has yet to signal the fence");
+    if (fence->pending && !fence->given_up) misuse("zeFenceDestroy: an execution has yet to signal the fence");
     while (fence->pending) pthread_cond_wait(&device_changed, &device_lock);
     pthread_mutex_unlock(&device_lock);
     object_free(fence);
@@ -419,8 +420,11 @@ static ze_result_t fence_wait(Fence *fence, uint64_t timeout) {
 }
 
 ze_result_t fence_synchronize(Fence *fence, uint64_t timeout) {
-    ENTER(zeFenceHostSynchronize);
-    return fence_wait(fence, timeout);
+    ze_result_t told = enter(ENTRY_zeFenceHostSynchronize);
+    if (!told) return fence_wait(fence, timeout);
+    CHECK_HANDLE(fence, fence);
+    fence->given_up = told != ZE_RESULT_NOT_READY;
+    return told;
 }
 
 ze_result_t fence_query(Fence *fence) {
