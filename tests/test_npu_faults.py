@@ -260,7 +260,7 @@ def test_lost_in_threads() -> None:
         compiled = compiled_on("auto", model)
         wrong: list[Any] = []
 
-        def work(number: int) -> None:
+        def work(number: int, compiled: Any) -> None:
             try:
                 for k in range(10):
                     x = X * (number + k)
@@ -268,14 +268,14 @@ def test_lost_in_threads() -> None:
             except BaseException as error:
                 wrong.append(error)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        threads = [threading.Thread(target=work, args=(i, compiled)) for i in range(4)]
         for t in threads:
             t.start()
         for t in threads:
             t.join(60)
         assert not wrong and not any(t.is_alive() for t in threads)
         assert device.counters()["zeContextCreate"] > 1
-        del work, compiled
+        del compiled, threads
 
 
 def test_out_of_memory() -> None:
