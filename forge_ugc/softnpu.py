@@ -207,14 +207,21 @@ class SoftwareNpu:
         """AssertionError if an object of the driver still lives, or a misuse was seen. What is compiled in the
         background ends first, and the device that Forge keeps open for later programs is let go; compiled models are
         the caller's to drop."""
-        from . import npu
-
-        npu.settle(60)
-        npu.forget()
+        _forget_device(settle=True)
         if self.live():
             gc.collect()  # takes a while where much is loaded
         assert not self.live(), f"objects of the software NPU still live: {self.live()}"
         assert not self.misuses(), "misuse of Level Zero:\n" + "\n".join(self.misuses())
+
+
+def _forget_device(settle: bool = False) -> None:
+    """Lets the device go that Forge keeps open for later programs; `settle`: what it compiles in the background ends
+    first."""
+    from . import npu  # here: the rest of this file needs no package around it
+
+    if settle:
+        npu.settle(60)
+    npu.forget()
 
 
 @contextlib.contextmanager
@@ -302,7 +309,7 @@ def software_npu(
         if check:
             running.assert_no_leaks()
     finally:
-        npu.forget()
+        _forget_device()
         for key, old in before.items():
             if old is None:
                 os.environ.pop(key, None)
