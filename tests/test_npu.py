@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 from torch.nn import functional as F
 
@@ -30,6 +31,8 @@ from forge_ugc.cli import main
 from forge_ugc.testing import SoftwareNpu, software_npu
 from tests import ze_client
 from tests.compare import assert_same, max_abs
+from tests.models.families import FAMILIES, build, input_ids
+from tests.test_random_graphs import COLUMNS, EXAMPLES, QUIET, ROWS, Random
 
 ROOT = Path(__file__).resolve().parent.parent
 EXACT = {"types": "f32", "border": "f32"}  # the software NPU computes in f32: nothing is rounded then
@@ -148,13 +151,49 @@ def test_host_work_between_segments_and_outputs_of_all_kinds(device: SoftwareNpu
     with pytest.warns(forge_ugc.FallbackWarning, match="lgamma"):
         forge = compile_npu(model, x, n)
     assert forge.report["npu"]["segments"] == 2 and forge.report["placement"]["cpu"] >= 3
-    for given in (x, x.flip(0)):
-        got, expected = forge(given, n), model(given, n)
+    for data in (x, x.flip(0)):
+        got, expected = forge(data, n), model(data, n)
         assert_same(expected, got, atol=1e-4, rtol=1e-4)
-        assert got["b"] is got["again"] and got["x"] is given and got["bias"] is model.first.bias
-        assert got["view"].data_ptr() == given[1:].data_ptr()
+        assert got["b"] is got["again"] and got["x"] is data and got["bias"] is model.first.bias
+        assert got["view"].data_ptr() == data[1:].data_ptr()
     assert forge.wait(60)
     assert_same(model(x, n), forge(x, n), atol=1e-4, rtol=1e-4)
+
+
+WIDE = dict(hidden_size=512, num_attention_heads=8, num_key_value_heads=2, intermediate_size=2048)
+NARROWED: dict[str, dict[str, Any]] = {"llama1b": WIDE, "lfm2": WIDE, "llama8b": WIDE}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_families(device: SoftwareNpu, name: str) -> None:
+    model = build(name, layers=2, vocab_size=4000, **NARROWED.get(name, {}))
+    ids = input_ids(model, seq=32)
+    expected = model(ids)
+    for fold in (True, False):
+        forge = compile_npu(model, ids, fold=fold)
+        assert max_abs(expected, forge(ids)) < 1e-4
+        assert forge.report["transitions"]["after"] == 2 and forge.report["npu"]["segments"] == 1
+        flops = forge.report["npu"]["flops"]
+        assert flops["npu"] > 0.99 * (flops["npu"] + flops["cpu"])
+
+
+@torch.no_grad()
+def test_random_graphs(device: SoftwareNpu) -> None:
+    @settings(max_examples=25, deadline=None, suppress_health_check=QUIET, derandomize=True)
+    @given(EXAMPLES)
+    def run(example: Any) -> None:
+        steps, outputs, _, alpha, seed = example
+        model = Random(steps, outputs).eval()
+        draw = torch.Generator().manual_seed(seed)
+        x, y = (torch.randn(ROWS, COLUMNS, generator=draw) for _ in range(2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", forge_ugc.NpuWarning)  # some graphs have no work for it
+            forge = compile_npu(model, x, y, alpha=alpha, fold=seed % 2 == 0)
+        for _ in range(2):
+            assert_same(model(x, y), forge(x, y), atol=1e-4, rtol=1e-3)
+
+    run()
 
 
 @torch.no_grad()
@@ -166,7 +205,7 @@ def test_many_threads_on_two_models(device: SoftwareNpu) -> None:
     wrong: list[Any] = []
 
     def work(number: int) -> None:
-        for k in range(25):
+        for k in range(100):
             which = (number + k) % 2
             got = forges[which](inputs[k % 4])
             if max_abs(got, expected[which][k % 4]) > 2e-6:  # the second tier may sum in another order

@@ -15,6 +15,7 @@ import forge_ugc
 from forge_ugc import _core
 from forge_ugc.compile import _capture, _options
 from forge_ugc.compiled import CompiledModel
+from forge_ugc.npu import HOST
 from tests.compare import assert_same
 
 ROWS, COLUMNS = 4, 6  # every value is a [ROWS, COLUMNS] float, so that any may meet any
@@ -91,7 +92,7 @@ def check(steps: list[tuple[int, int, int, int]], outputs: int, passes: list[str
         expected = model(*args)
         captured, example, _ = _capture(model, args, {}, None)
         for names in (*passes, "default"):
-            forge = CompiledModel(model, captured, _options("cpu", names, alpha, False, True, 1), example)
+            forge = CompiledModel(model, captured, _options(HOST, names, alpha, False, True, 1), example)
             for _ in range(2):
                 assert_same(expected, forge(*args), atol=3e-5, rtol=1e-4)
 
