@@ -42,7 +42,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--tables", metavar="NAMES", help="the paper's numbers or words as --list shows them; default all"
     )
-    parser.add_argument("--systems", default=",".join(COMPARED), metavar="NAMES", help=f"default {','.join(COMPARED)}")
+    parser.add_argument(
+        "--systems",
+        default=",".join(COMPARED),
+        metavar="NAMES",
+        help=f"default {','.join(COMPARED)}; forge takes an option: forge:alpha=0.4, forge:without=layout",
+    )
     parser.add_argument("--layers", type=int, help="only the first layers of each model; default all")
     parser.add_argument("--seq", type=int, default=128, help="tokens (default 128)")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="of every system (default: all cores)")
@@ -68,7 +73,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         text = getattr(given, option)
         names = list(known) if text is None else [n.strip() for n in text.split(",") if n.strip()]
         for name in names:
-            if name not in known:
+            if (name.partition(":")[0] if option == "systems" else name) not in known:
                 parser.error(f"--{option}: unknown name {name!r}; there are {', '.join(known)}")
         setattr(given, option, tuple(dict.fromkeys(names)))
     for option in ("threads", "turns", "calls", "seq", "layers"):
