@@ -294,7 +294,7 @@ static void test_sample(Context *ctx) {
         const char *xml = model->xml.data;
         CHECK(strstr(xml, "model.py:7 in &lt;lambda&gt; &amp; &quot;more&quot;") != NULL);
         for (int k = 0; k < 4; k++) { /* a value that is two outputs, an input that is one: a tensor for each */
-            char name[16];
+            char name[32];
             snprintf(name, sizeof name, "names=\"out%d\"", k);
             CHECK(strstr(xml, name) != NULL);
         }
