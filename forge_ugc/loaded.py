@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,11 +120,11 @@ class LoadedModel:
                 NpuWarning,
                 stacklevel=4,
             )
-            choice = npu.HOST
+            choice = replace(npu.HOST, reason=f"the NPU failed ({error.reason}): {npu.first_line(error)}")
             programs = [_Program(artefact, entry, choice, threads) for entry in self.manifest["programs"]]
         if not programs:
             raise ArtefactError(f"{self._path}: no program")
-        self.device = choice.device
+        self.device, self._chosen = choice.device, choice
         return programs
 
     def _check(self, program: _Program) -> None:
@@ -248,6 +249,19 @@ class LoadedModel:
     def report(self) -> dict[str, Any]:
         """What loading did: phases in ms, buffers, transitions, instructions; see `_core.Program.report`."""
         return dict(self._programs[0].core.report())
+
+    def _live(self) -> dict[str, Any]:
+        """What a Report says of now."""
+        choice, first = self._chosen, self._programs[0]
+        found = first.core.npu_report() if choice.npu is not None else None
+        return {
+            "device": choice.device,
+            "device_reason": choice.reason,
+            "target": choice.target,
+            "precision": choice.precision,
+            "npu": found,
+            "tier": found.get("tier") if found else None,
+        }
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the NPU's graphs with constant weights; True when there is nothing left to wait for."""

@@ -114,6 +114,8 @@ class Report:
         declined = self._data["capture_declined"]
         if self._data["capture"] == "fast":
             return "fast, by recording forward()"
+        if self._data["capture"] == "artefact":
+            return f"none: an artefact of {declined}"
         return "torch.export" + (f"; not by recording: {declined}" if declined else "")
 
     def _summary(self) -> list[tuple[str, str]]:
