@@ -174,12 +174,14 @@ static void compute(void *arg, int64_t part, int thread) {
             int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
             for (int64_t j = 0, step; j < panels; j += step) {
                 step = pair && j + 1 < panels ? 2 : 1;
-                for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
+                for (int64_t i = 0, tall; i < rows; i += tall) {
                     int tile = (int)min_i64(GEMM_ROWS, rows - i);
                     const float *a = job->a + (begin + i) * g->k + k * tile, *panel_k = b + (j * g->k + k) * GEMM_COLS;
                     float *to = c + i * width + j * GEMM_COLS;
+                    tall = step == 2 && rows - i >= 2 * GEMM_ROWS ? 2 * GEMM_ROWS : tile;
                     if (step == 2)
-                        pair(tile, depth, a, 1, tile, panel_k, GEMM_COLS, g->k * GEMM_COLS, to, width, start || k > 0);
+                        pair((int)tall, depth, a, 1, tile, GEMM_ROWS * g->k, panel_k, GEMM_COLS, g->k * GEMM_COLS, to,
+                             width, start || k > 0);
                     else
                         kernels->tile_packed(tile, depth, a, panel_k, to, width, start || k > 0);
                 }

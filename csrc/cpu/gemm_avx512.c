@@ -1,34 +1,35 @@
-/* 6 x 32 register tile over two panels of b: 12 accumulators, 2 registers of b, a broadcast by the multiply-add itself.
- * One panel of 16 would have 6 chains of sums, too few for two units of four cycles. */
+/* 12 x 32 register tile over two panels of b: 24 accumulators, 2 registers of b, a broadcast. One panel of 16 would
+ * have 6 chains of sums, too few for two units of four cycles; 6 rows would load more than they compute. */
 #include "cpu/gemm_kernels.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
 
-/* Inlined with constant `rows` and strides into each case of the switches below. */
+/* Inlined with constant `rows` and strides into each case of the switch below. */
 static inline __attribute__((always_inline)) void pair_body(const int rows, int64_t k, const float *restrict a,
-                                                            int64_t a_row, int64_t a_k, const float *restrict b,
-                                                            int64_t b_row, int64_t b_panel, float *restrict c,
-                                                            int64_t c_row, bool add) {
-    __m512 r[GEMM_ROWS][2];
-    const float *restrict second = b + b_panel;
-#pragma GCC unroll 6
+                                                            int64_t a_row, int64_t a_k, int64_t a_tile,
+                                                            const float *restrict b, int64_t b_row, int64_t b_panel,
+                                                            float *restrict c, int64_t c_row, bool add) {
+    __m512 r[2 * GEMM_ROWS][2];
+    const float *restrict second = b + b_panel, *restrict lower = a + a_tile;
+#pragma GCC unroll 12
     for (int i = 0; i < rows; i++) r[i][0] = r[i][1] = _mm512_setzero_ps();
     for (int64_t p = 0; p < k; p++) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(second);
         _mm_prefetch((const char *)(b + 16 * b_row), _MM_HINT_T0);
         _mm_prefetch((const char *)(second + 16 * b_row), _MM_HINT_T0);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
-            __m512 x = _mm512_set1_ps(a[i * a_row]);
+            __m512 x = _mm512_set1_ps(i < GEMM_ROWS ? a[i * a_row] : lower[(i - GEMM_ROWS) * a_row]);
             r[i][0] = _mm512_fmadd_ps(x, b0, r[i][0]);
             r[i][1] = _mm512_fmadd_ps(x, b1, r[i][1]);
         }
         a += a_k;
+        lower += a_k;
         b += b_row;
         second += b_row;
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < rows; i++) {
         float *to = c + i * c_row;
         _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), r[i][0]) : r[i][0]);
@@ -36,19 +37,20 @@ static inline __attribute__((always_inline)) void pair_body(const int rows, int6
     }
 }
 
-static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
-                 int64_t b_panel, float *c, int64_t c_row, bool add) {
-    if (a_row == 1 && a_k == GEMM_ROWS && rows == GEMM_ROWS) {
-        pair_body(GEMM_ROWS, k, a, 1, GEMM_ROWS, b, b_row, b_panel, c, c_row, add);
-        return;
-    }
+static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, int64_t a_tile, const float *b,
+                 int64_t b_row, int64_t b_panel, float *c, int64_t c_row, bool add) {
     switch (rows) {
-    case 1: pair_body(1, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break;
-    case 2: pair_body(2, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break;
-    case 3: pair_body(3, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break;
-    case 4: pair_body(4, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break;
-    case 5: pair_body(5, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break;
-    default: pair_body(6, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break;
+    case 1: pair_body(1, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
+    case 2: pair_body(2, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
+    case 3: pair_body(3, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
+    case 4: pair_body(4, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
+    case 5: pair_body(5, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
+    case 6: pair_body(6, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
+    default:
+        if (a_row == 1 && a_k == GEMM_ROWS) /* packed */
+            pair_body(2 * GEMM_ROWS, k, a, 1, GEMM_ROWS, a_tile, b, b_row, b_panel, c, c_row, add);
+        else
+            pair_body(2 * GEMM_ROWS, k, a, a_row, a_k, a_tile, b, b_row, b_panel, c, c_row, add);
     }
 }
 

@@ -103,18 +103,21 @@ static void compute(void *arg, int64_t part, int thread) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
         const float *a = job->packed + (k * job->panels + panel * depth) * GEMM_COLS;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
-        for (int64_t i = 0; i < rows; i += GEMM_ROWS)
+        for (int64_t i = 0, tall; i < rows; i += tall) {
+            tall = pair && rows - i >= 2 * GEMM_ROWS ? 2 * GEMM_ROWS : min_i64(GEMM_ROWS, rows - i);
             for (int64_t j = 0, step; j < panels; j += step) {
-                int tile = (int)min_i64(GEMM_ROWS, rows - i);
                 const float *from = a + j * depth * GEMM_COLS;
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
                 if (step == 2)
-                    pair(tile, depth, b + i * b_row, b_row, 1, from, GEMM_COLS, depth * GEMM_COLS, to, width,
-                         start || k > 0);
+                    pair((int)tall, depth, b + i * b_row, b_row, 1, GEMM_ROWS * b_row, from, GEMM_COLS,
+                         depth * GEMM_COLS, to, width, start || k > 0);
                 else
-                    kernels->tile(tile, depth, b + i * b_row, b_row, 1, from, GEMM_COLS, to, width, start || k > 0);
+                    for (int64_t t = 0; t < tall; t += GEMM_ROWS)
+                        kernels->tile((int)min_i64(GEMM_ROWS, tall - t), depth, b + (i + t) * b_row, b_row, 1, from,
+                                      GEMM_COLS, to + t * width, width, start || k > 0);
             }
+        }
     }
     float *turned = c + p->block_rows * p->group * GEMM_COLS;
     for (int64_t j = 0; j < panels; j++)
