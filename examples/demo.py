@@ -80,8 +80,18 @@ def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, f
 def compile_and_time(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     start = time.perf_counter()
     compiled = forge_ugc.compile(model, args, kwargs)
-    console.print(f"compiled in {time.perf_counter() - start:.2f} s\n")
+    report = compiled.report
+    console.print(
+        f"compiled in {time.perf_counter() - start:.2f} s for {report['device']}, {report['precision']}: "
+        f"{report['device_reason']}\n",
+        highlight=False,
+    )
     return compiled
+
+
+def exact(compiled: Any) -> bool:
+    """Whether it computes in the model's float32; an NPU computes in f16."""
+    return bool(compiled.report["precision"] == "fp32")
 
 
 def show_times(times: dict[str, float]) -> None:
@@ -122,7 +132,7 @@ def encoder_demo(folder: Path, rounds: int) -> bool:
     console.print(f"cosine to eager, worst sentence: {cosine:.9f}   max-abs difference: {worst:.2e}")
     show_times(interleaved({"eager": lambda: model(**inputs), "forge": lambda: compiled(**inputs)}, rounds))
     print(compiled.report, flush=True)
-    return cosine >= 0.999999
+    return cosine >= (0.999999 if exact(compiled) else 0.9999)
 
 
 def generate(
@@ -156,13 +166,13 @@ def writer_demo(rounds: int, window: int) -> bool:
     model = Logits(transformers.GPT2LMHeadModel.from_pretrained(SMALL_GPT2, dtype=torch.float32)).eval()
     compiled = compile_and_time(model, (torch.zeros(1, window, dtype=torch.int64),))
 
-    same = True
+    good = True
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         theirs, eager_logits = generate(model, ids, window)
-        ours, forge_logits = generate(compiled, ids, window)
-        same &= theirs == ours
-        worst, divergence = fidelity(eager_logits, forge_logits)
+        ours, _ = generate(compiled, ids, window)
+        worst, divergence = fidelity(eager_logits, compiled(torch.tensor([theirs])))
+        good &= theirs == ours if exact(compiled) else divergence <= 1e-4
         written = tokenizer.decode(ours[ids.shape[1] :]).split("<|endoftext|>")[0]
         console.print(f"[bold]{prompt}[/]{written}", highlight=False)
         console.print(
@@ -172,7 +182,7 @@ def writer_demo(rounds: int, window: int) -> bool:
     full = torch.tensor([ours])
     show_times(interleaved({"eager": lambda: model(full), "forge": lambda: compiled(full)}, rounds))
     print(compiled.report, flush=True)
-    return same
+    return good
 
 
 def main() -> int:
