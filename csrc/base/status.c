@@ -3,26 +3,26 @@
 #include <stdio.h>
 #include <string.h>
 
+static void record(Context *ctx, Code code, uint32_t reason, const char *format, va_list args) {
+    if (ctx->code != CODE_OK) return;
+    vsnprintf(ctx->text, sizeof ctx->text, format, args);
+    ctx->code = code;
+    ctx->reason = reason;
+}
+
 Code fail(Context *ctx, Code code, const char *format, ...) {
-    if (ctx->code == CODE_OK) {
-        va_list args;
-        va_start(args, format);
-        vsnprintf(ctx->text, sizeof ctx->text, format, args);
-        va_end(args);
-        ctx->code = code;
-    }
+    va_list args;
+    va_start(args, format);
+    record(ctx, code, 0, format, args);
+    va_end(args);
     return code;
 }
 
 Code fail_device(Context *ctx, uint32_t reason, const char *format, ...) {
-    if (ctx->code == CODE_OK) {
-        va_list args;
-        va_start(args, format);
-        vsnprintf(ctx->text, sizeof ctx->text, format, args);
-        va_end(args);
-        ctx->code = CODE_DEVICE;
-        ctx->reason = reason;
-    }
+    va_list args;
+    va_start(args, format);
+    record(ctx, CODE_DEVICE, reason, format, args);
+    va_end(args);
     return CODE_DEVICE;
 }
 
