@@ -25,6 +25,7 @@ from tests.models.families import build, input_ids
 from tests.opcheck import tensor
 from tests.tables import Builder, array
 from tests.test_npu_emit import BINARY, MOVE, REDUCE, UNARY
+from tests.test_npu_emit_nn import SwiGLU
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -168,7 +169,7 @@ def test_contractions(precision: str, arguments: bool) -> None:
     accepted([("contractions", xml, target) for target in npu_compiler.TARGETS])
 
 
-@pytest.mark.parametrize("forms", [0, 1, 2, 3, 7, 64 | 31])
+@pytest.mark.parametrize("forms", [0, 1, 2, 3, 7, 255])
 def test_forms(forms: int) -> None:
     """The ways to write attention and norms that are not the default."""
 
@@ -179,6 +180,16 @@ def test_forms(forms: int) -> None:
 
     xml = npu_ir.emit(both, (Q, KV, X), f32=False, forms=forms).xml
     accepted([(f"forms {forms}", xml, "NPU4000")])
+
+
+@pytest.mark.parametrize("precision", ["fp16", "w8a16"])
+def test_wide_gate_and_up(precision: str) -> None:
+    """int8 weights stay int8."""
+    inner, width = 8192, 64
+    xml = npu_ir.emit(SwiGLU(inner, width), (tensor(1, 16, width),), f32=False, precision=precision).xml
+    results = accepted([("gate and up", xml, target) for target in npu_compiler.TARGETS])
+    limit = 2 * inner * width * (2 if precision == "fp16" else 1)
+    assert all(limit < r.blob_bytes < 1.4 * limit for r in results.values()), results
 
 
 def test_f32_ports_and_constants() -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.npu_ir import check, emit
 
-SDPA, STACKED, MVN, SPLIT_N, SPLIT_K, SIGNED_SIN, MASK_ARGUMENT = (1 << k for k in range(7))
+SDPA, STACKED, MVN, SPLIT_N, SPLIT_K, SIGNED_SIN, MASK_ARGUMENT, FUSE_PAIR = (1 << k for k in range(8))
 ATTENTION_FORMS = (0, SDPA, STACKED, SDPA | STACKED | MASK_ARGUMENT)
 
 
@@ -101,6 +101,29 @@ def test_long_contraction(forms: int, arguments: bool, precision: str) -> None:
     how = dict(forms=forms, arguments=arguments, precision=precision, tolerance=tolerance)
     emitted = check(Linear(16, 4096), draw(3, 4096, seed=2), **how)
     assert emitted.xml.read_text().count('type="MatMul"') == (2 if forms else 1)
+
+
+class SwiGLU(torch.nn.Module):
+    def __init__(self, inner: int, width: int) -> None:
+        super().__init__()
+        self.eval()
+        self.gate, self.up = Linear(inner, width, bias=False), Linear(inner, width, bias=False)
+        with torch.no_grad():
+            self.up.inner.weight.copy_(draw(inner, width, seed=5, scale=width**-0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp16", None), ("w8a16", 0.05)])
+@pytest.mark.parametrize("arguments", [False, True])
+@pytest.mark.parametrize("inner", [64, 8192])
+def test_gate_and_up(inner: int, arguments: bool, precision: str, tolerance: float | None) -> None:
+    """One contraction where they are wide and their weights are constants."""
+    how = dict(forms=FUSE_PAIR, arguments=arguments, precision=precision, tolerance=tolerance)
+    emitted = check(SwiGLU(inner, 32), draw(1, 5, 32, seed=2), **how)
+    one = inner == 8192 and not arguments and precision == "fp16"  # joined int8 weights would be expanded
+    assert emitted.xml.read_text().count('type="MatMul"') == (1 if one else 2)
 
 
 @pytest.mark.parametrize(

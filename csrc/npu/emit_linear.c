@@ -4,22 +4,36 @@
 #include "npu/emit.h"
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
-/* A weight [N, K] of the model as a wire of type e->real. int8 and int4 lie in the file with a scale a row. */
-static Code weight_wire(Emitter *e, const WeightSource *weight, Wire *out) {
-    WeightSource source = *weight;
+enum { MAX_SOURCES = 2 };
+
+/* `count` weights [N, K], one below the other. */
+static Code stacked_sources(Emitter *e, const WeightSource *sources, uint32_t count, Wire *out) {
+    Wire parts[MAX_SOURCES];
+    for (uint32_t i = 0; i < count; i++) TRY(emit_source(e, &sources[i], &parts[i]));
+    return emit_concat(e, parts, count, 0, out);
+}
+
+/* Weights of the model as one wire of type e->real. int8 and int4 lie in the file with a scale a row. */
+static Code weight_wire(Emitter *e, const WeightSource *weights, uint32_t count, Wire *out) {
+    WeightSource sources[MAX_SOURCES];
     Wire scales;
-    bool real = dtype_is_float(e->g->constants[source.constant].dtype);
-    if (!real || e->options->precision == PRECISION_FP16) {
-        TRY(emit_source(e, &source, out));
-        return emit_convert(e, *out, e->real, out); /* weights that are int8 in the model */
+    bool quantise = e->options->precision != PRECISION_FP16, i4 = e->options->precision == PRECISION_W4A16;
+    for (uint32_t i = 0; i < count; i++) { /* those that are int8 in the model stay as they are */
+        sources[i] = weights[i];
+        quantise = quantise && dtype_is_float(e->g->constants[weights[i].constant].dtype);
     }
-    source.i4 = e->options->precision == PRECISION_W4A16;
-    source.dtype = source.i4 ? DTYPE_U8 : DTYPE_I8;
-    TRY(emit_source(e, &source, out));
+    for (uint32_t i = 0; i < count && quantise; i++) {
+        sources[i].i4 = i4;
+        sources[i].dtype = i4 ? DTYPE_U8 : DTYPE_I8;
+    }
+    TRY(stacked_sources(e, sources, count, out));
     TRY(emit_convert(e, *out, e->real, out));
-    source.part = WEIGHT_SCALES;
-    source.dtype = e->real == ELEMENT_F32 ? DTYPE_F32 : DTYPE_F16;
-    TRY(emit_source(e, &source, &scales));
+    if (!quantise) return CODE_OK;
+    for (uint32_t i = 0; i < count; i++) {
+        sources[i].part = WEIGHT_SCALES;
+        sources[i].dtype = e->real == ELEMENT_F32 ? DTYPE_F32 : DTYPE_F16;
+    }
+    TRY(stacked_sources(e, sources, count, &scales));
     return emit_binary(e, "Multiply", 1, *out, scales, out);
 }
 
@@ -37,7 +51,7 @@ static Code product(Emitter *e, Wire x, Wire w, Wire *out) {
 
 /* A contraction over a long K (the way down of a feed-forward) is two, which the compiler overlaps with the transfer of
  * weights; one over the whole of K it does only for short ones. */
-enum { LONG_K = 2048, LONG_K_OF_ARGUMENTS = 4096, PIECES_OF_K = 2 };
+enum { LONG_K = 3072, LONG_K_OF_ARGUMENTS = 4096, PIECES_OF_K = 2 };
 static int64_t pieces_of(const Emitter *e, const WeightSource *w) {
     int64_t n = w->shape[0], k = w->shape[1], least = e->is_argument[w->constant] ? LONG_K_OF_ARGUMENTS : LONG_K;
     bool split = (e->options->forms & FORM_SPLIT_K) && k >= least && k >= 2 * n && k % PIECES_OF_K == 0;
@@ -54,7 +68,7 @@ static Code weighted(Emitter *e, Wire x, const WeightSource *weight, Wire *out) 
         part.shape[1] = k;
         part.offset += p * k * part.strides[1];
         if (pieces > 1) TRY(emit_slice(e, x, last, p * k, (p + 1) * k, 1, &some));
-        TRY(weight_wire(e, &part, &w));
+        TRY(weight_wire(e, &part, 1, &w));
         TRY(product(e, some, w, &y));
         if (*out == WIRE_NONE)
             *out = y;
@@ -163,6 +177,54 @@ static Code linear_in_cuts(Emitter *e, Wire x, const WeightSource *weight, const
     return emit_result(e, 0, whole);
 }
 
+/* --- gate and up -------------------------------------------------------------------------------------------------- */
+enum { WIDE_N = 8192 };
+
+static uint32_t count_readers(const Graph *g, ValueId value) {
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < g->n_outputs; k++) count += g->outputs[k] == value;
+    for (NodeId id = g->nodes[g->values[value].def].next; id != NODE_NONE; id = g->nodes[id].next)
+        for (uint32_t k = 0; k < g->nodes[id].n_operands; k++) count += g->nodes[id].operands[k] == value;
+    return count;
+}
+
+/* (int8 weights apart: joined, the compiler expands them.) Does the epilogue read another linear of the same x, as
+ * act(gate) * up does? Where these are wide (in narrow ones it costs), both are one contraction of the two weights.
+ * `up` has been written by itself before, for nothing then. */
+static bool is_pair(const Emitter *e, const Node *gate, const WeightSource *weight, WeightSource *other) {
+    if (!(e->options->forms & FORM_FUSE_PAIR) || e->options->precision != PRECISION_FP16 || gate->n_operands != 4 ||
+        gate->operands[2] != VALUE_NONE)
+        return false;
+    const Node *up = value_node(e->g, gate->operands[3]);
+    if (up->op != OP_linear || up->operands[0] != gate->operands[0] || up->n_operands > 2 ||
+        node_attr(up, ATTR_program)->ints.count || e->wires[gate->operands[3]] == WIRE_NONE ||
+        !emit_is_constant(e, up->operands[1], other))
+        return false;
+    return weight->shape[0] >= WIDE_N && other->shape[0] == weight->shape[0] && !e->is_argument[weight->constant] &&
+           !e->is_argument[other->constant] && count_readers(e->g, gate->operands[3]) == 1 &&
+           dtype_is_float(e->g->constants[weight->constant].dtype) ==
+               dtype_is_float(e->g->constants[other->constant].dtype);
+}
+
+static Code paired(Emitter *e, Wire x, const WeightSource weights[2], ValueId up, Wire *out) {
+    int64_t n = weights[0].shape[0];
+    Wire w, both;
+    TRY(weight_wire(e, weights, 2, &w));
+    TRY(product(e, x, w, &both));
+    WireType half = *wire_type(e, both), scalar = {.element = ELEMENT_I64};
+    int64_t last = half.rank - 1;
+    Wire axis, parts;
+    half.shape[last] = n;
+    TRY(emit_literal(e, &scalar, &last, sizeof last, &axis));
+    /* not slices: the compiler would cut the weight with them, and have two contractions again */
+    TRY(emit_layer(e, "Split", 1, (Wire[]){both, axis}, 2, (WireType[]){half, half}, 2, &parts, "num_splits=\"2\""));
+    *out = parts;
+    e->wires[up] = parts + 1;
+    return CODE_OK;
+}
+
+/* --- the operator --------------------------------------------------------------------------------------------------
+ */
 /* Operands of the epilogue that have a value a column, of which a tile of a head would need its own. */
 static bool has_columns(const Emitter *e, const Node *node, int64_t n) {
     for (uint32_t k = 3; k < node->n_operands; k++) {
@@ -188,7 +250,11 @@ Code emit_linear(Emitter *e) {
         uint32_t count = cuts_of(e, node->first_result, n, cuts);
         if (count > 1) return linear_in_cuts(e, x, &weight, cuts, count);
     }
-    if (constant) {
+    WeightSource pair[2];
+    if (constant && is_pair(e, node, &weight, &pair[1])) {
+        pair[0] = weight;
+        TRY(paired(e, x, pair, node->operands[3], &out));
+    } else if (constant) {
         TRY(weighted(e, x, &weight, &out));
     } else {
         TRY(emit_operand(e, 1, &w));

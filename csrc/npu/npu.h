@@ -84,6 +84,7 @@ enum {
     FORM_MVN = 1 << 2,             /* layer_norm by MVN; else by means */
     FORM_SPLIT_N = 1 << 3,         /* q, k and v of one projection as contractions of their own */
     FORM_SPLIT_K = 1 << 4,         /* a contraction over a long K as two that are added */
+    FORM_FUSE_PAIR = 1 << 7,       /* gate and up of a wide feed-forward as one contraction, unless folded */
     FORM_MASK_ARGUMENT = 1 << 6,   /* known masks as arguments: as constants they are expanded to a mask a head */
     FORM_SIGNED_SIN = 1 << 5,      /* rotary embedding: the signs of the rotation in sin, so that the compiler does not
                                     * make its own operator of it; that one fails for two heads on NPU3720 */
