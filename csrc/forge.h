@@ -7,6 +7,7 @@
 #include "graph/graph.h"
 #include "npu/device.h"
 #include "npu/npu.h"
+#include "npuir/live.h"
 #include "npuir/npuir.h"
 #include "passes/passes.h"
 #include "schedule/schedule.h"

@@ -111,6 +111,18 @@ class Program:
         DLPack capsules for tensors (valid during the call only), the objects themselves for opaque operands, None for
         absent ones. Returns the opaque outputs in output order (None in the others' places), or None if there are
         none."""
+    def profile(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[int],
+        host: Callable[[int, list[Any]], Sequence[Any]] | None = None,
+    ) -> list[tuple[int, int, int, int]]:
+        """As run(). (first, count, start_ns, end_ns) of each task: instructions first .. first + count of schedule()'s,
+        more than one where a device ran them in one go. By CLOCK_MONOTONIC."""
+    def schedule(self) -> dict[str, Any]:
+        """instructions [{op, device, type, source}] in order; buffers [{id, device, bytes, offset, slot, first, last}]
+        of the arenas, first and last being positions of instructions; segments [(first, count)]; arena_bytes
+        {device: bytes}. Of a host call, op is the ATen name; type is that of the first result that is written."""
     def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
     def portable(
         self,

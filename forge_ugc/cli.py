@@ -54,7 +54,7 @@ a first tour:
   forge-ugc compile my_model -o my_model.forge       compile once ...
   forge-ugc run my_model.forge --text "Once upon" --tokenizer my_model
   forge-ugc bench my_model                           Forge beside eager PyTorch
-  forge-ugc report my_model                          what the compiler did
+  forge-ugc report my_model --html report.html       what the compiler did, as a page
 
 `forge-ugc COMMAND --help` has the options and more examples. Each command takes --json.
 exit status: 0 done; 1 refused or failed, with one line on stderr that says why; 2 wrong usage""",
@@ -94,6 +94,7 @@ Without an option the report is text for the terminal: phases, passes, memory, p
 
 examples:
   forge-ugc report my_model
+  forge-ugc report my_model --html report.html       a page for the browser
   forge-ugc report my_model --device npu:plan        placement on an NPU, on any machine
   forge-ugc report m.forge --json""",
     "doctor": """\
@@ -186,6 +187,7 @@ def make_parser() -> argparse.ArgumentParser:
     made = command("report", "show what the compiler made of a model", _report)
     _model_options(made)
     made.add_argument("--markdown", action="store_true", help="print Markdown tables")
+    made.add_argument("--html", type=Path, metavar="FILE", help="write a page, with pictures of memory and schedule")
 
     command("doctor", "say what there is of an NPU, and what to do if it is not usable", _doctor)
     return parser
@@ -325,6 +327,9 @@ def _loaded_report(model: LoadedModel) -> Report:
         borrowed_bytes=artefact_bytes(model),
         live=weakref.WeakMethod(model._live),
         sources=[],
+        operators=core["instructions"],
+        schedule=model._programs[0].core.schedule(),
+        title=str(manifest.get("model", "")),
     )
 
 
@@ -434,6 +439,11 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     report = _open(options).report
+    if options.html is not None:
+        options.html.write_text(report.to_html(), encoding="utf-8")
+        if not (options.json or options.markdown):
+            print(f"wrote {options.html}")
+            return 0
     if options.json:
         _print_json(report.to_dict())
     elif options.markdown:

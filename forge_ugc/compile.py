@@ -206,6 +206,9 @@ def _report(compiled: CompiledModel, captured: Captured, options: Options, captu
         borrowed_bytes=lowered.table.borrowed_bytes,
         live=weakref.WeakMethod(compiled._live),
         sources=lowered.table.arrays["sources"],
+        operators=lowered.table.count_operators(),
+        schedule=plan.program.schedule(),
+        title=compiled._title(),
     )
 
 

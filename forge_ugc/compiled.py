@@ -471,12 +471,17 @@ class CompiledModel:
             return program
 
     def __repr__(self) -> str:
-        name = (
-            type(self._model).__name__
-            if isinstance(self._model, torch.nn.Module)
-            else getattr(self._model, "__name__", "")
-        )
-        return f"<forge_ugc.CompiledModel of {name or type(self._model).__name__} on {self.device}>"
+        return f"<forge_ugc.CompiledModel of {self._title()} on {self.device}>"
+
+    def _repr_html_(self) -> str:
+        from .html import fragment
+
+        return fragment(self.report, f"{self._title()} on {self.device}")
+
+    def _title(self) -> str:
+        """The name of the model's class or of the function."""
+        name = "" if isinstance(self._model, torch.nn.Module) else getattr(self._model, "__name__", "")
+        return name or type(self._model).__name__
 
     # --- copying ------------------------------------------------------------------------------------------------------
 

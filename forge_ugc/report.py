@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -12,7 +14,9 @@ class Report:
     """Times, nodes, passes, buffers, transitions, placement, fallbacks and weights of one compilation.
 
     `to_dict()` has the public keys `phases`, `passes`, `nodes_captured`, `nodes_final`, `buffers`, `transitions`,
-    `placement`, `fallbacks`, `weights`, and more; `str()` and `to_markdown()` are for reading.
+    `placement`, `fallbacks`, `weights`, and more; `str()` and `to_markdown()` are for reading, `save("r.html")` and
+    notebooks show it with pictures. `schedule` has the instructions in order and the buffers of the memory plan, as
+    `_core.Program.schedule` gives them. `operators` counts what was captured, `instructions` what is executed.
 
     `nodes_captured` is torch.export's count. After a fast capture (`capture` is "fast") it is found by exporting when
     it is first asked for, by `to_dict()` too; None if torch.export cannot capture the model. `capture_declined` says
@@ -26,6 +30,7 @@ class Report:
         self, core: dict[str, Any], *, capture_ms: float, table_ms: float, total_ms: float, capture: str,
         capture_declined: str, nodes_captured: int, fallbacks: list[dict[str, Any]],
         borrowed_bytes: int, live: weakref.ReferenceType[Callable[[], dict[str, Any]]], sources: list[str],
+        operators: dict[str, int], schedule: dict[str, Any] | None, title: str,
     ) -> None:  # fmt: skip
         phases = {
             "capture_ms": capture_ms,
@@ -44,6 +49,8 @@ class Report:
             if isinstance(source, int):
                 source = sources[source] if 0 <= source < len(sources) else ""
             remarks.append({**remark, "source": source or ""})
+        self.schedule = schedule
+        self.title = title
         self._recorded: int | None = None
         self._counter: Callable[[], int | None] | None = None
         self._live: weakref.ReferenceType[Callable[[], dict[str, Any]]] | None = live
@@ -62,6 +69,7 @@ class Report:
             "weights": {"borrowed_bytes": borrowed_bytes, "packed_bytes": core["packed_bytes"]},
             "alpha": core["alpha"],
             "remarks": remarks,
+            "operators": operators,
             "instructions": core.get("instructions", {}),
         }
         self._update()
@@ -204,8 +212,34 @@ class Report:
             lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
         return "\n".join(lines) + "\n"
 
+    def to_html(self) -> str:
+        """The report as an HTML page with pictures of memory plan and schedule. It loads nothing and has no script."""
+        from .html import page
+
+        self._update()
+        return page(self, self.title)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report; .html, .md, .json or .txt says as what. ValueError for another ending."""
+        made = {
+            ".html": self.to_html,
+            ".md": self.to_markdown,
+            ".json": lambda: json.dumps(self.to_dict(), indent=1) + "\n",
+            ".txt": lambda: f"{self}\n",
+        }
+        path = Path(path)
+        if path.suffix.lower() not in made:
+            raise ValueError(f"{path}: a report is saved as {', '.join(made)}")
+        path.write_text(made[path.suffix.lower()](), encoding="utf-8")
+
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
+
+    def _repr_html_(self) -> str:
+        from .html import fragment
+
+        self._update()
+        return fragment(self, self.title)
 
     def __repr__(self) -> str:
         d = self._data

@@ -34,6 +34,7 @@ _TORCH_DTYPES = {
 DTYPE_NUMBERS: dict[DType, int] = {_TORCH_DTYPES[name]: i for i, (name, _, _) in enumerate(_core.dtypes())}
 MAX_RANK: int = _core.MAX_RANK
 _OPS = {info["name"]: info for info in _core.ops()}
+_NAMES = {info["id"]: name for name, info in _OPS.items()}
 STATE, LITERAL = 0, 1
 
 
@@ -61,6 +62,12 @@ class Table:
     def compile(self, **options: Any) -> Any:
         """Compiles into a `_core.Program`."""
         return _core.compile(**self.arrays, keepalive=self.keepalive, **options)
+
+    def count_operators(self) -> dict[str, int]:
+        """How many nodes of each operator; inputs and constants are not counted."""
+        numbers, counts = np.unique(self.arrays["nodes"]["op"], return_counts=True)
+        named = {_NAMES[number]: count for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
+        return {name: count for name, count in named.items() if name not in ("input", "constant")}
 
 
 @dataclass

@@ -2,6 +2,7 @@
 #include "exec/exec.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "exec/frame.h"
 
@@ -173,17 +174,38 @@ static void say_where(const Call *call, const Task *task) {
                 where_of(ir, last->node));
 }
 
+static inline Code finish_task(const Call *call, const Task *task) {
+    TRY(check_cancelled(call->ctx));
+    Code code = run_task(call, task);
+    if (code != CODE_OK) {
+        say_where(call, task);
+        return code;
+    }
+    for (uint32_t d = 0; d < task->n_drops; d++) drop(call, call->e->drops[task->first_drop + d]);
+    return CODE_OK;
+}
+
 static Code run_tasks(const Call *call) {
+    for (uint32_t t = 0; t < call->e->n_tasks; t++) TRY(finish_task(call, &call->e->tasks[t]));
+    return CODE_OK;
+}
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static Code time_tasks(const Call *call, TaskTime *times) {
     const Executor *e = call->e;
+    uint32_t next = 0; /* position in the order */
     for (uint32_t t = 0; t < e->n_tasks; t++) {
         const Task *task = &e->tasks[t];
-        TRY(check_cancelled(call->ctx));
-        Code code = run_task(call, task);
-        if (code != CODE_OK) {
-            say_where(call, task);
-            return code;
-        }
-        for (uint32_t d = 0; d < task->n_drops; d++) drop(call, e->drops[task->first_drop + d]);
+        uint32_t count = task->kind == TASK_SEGMENT ? e->options.segments->items[task->number].count : 1;
+        times[t] = (TaskTime){.first = next, .count = count, .start_ns = now_ns()};
+        TRY(finish_task(call, task));
+        times[t].end_ns = now_ns();
+        next += count;
     }
     return CODE_OK;
 }
@@ -199,8 +221,8 @@ static void hand_out_objects(const Call *call, void *const *inputs, void **objec
     }
 }
 
-Code executor_run(Context *ctx, Executor *e, void *const *inputs, void *const *outputs, void **objects,
-                  const HostCalls *host) {
+static Code run_call(Context *ctx, Executor *e, void *const *inputs, void *const *outputs, void **objects,
+                     const HostCalls *host, TaskTime *times) {
     if ((e->n_calls && (!host || !host->call)) || (e->ir->n_objects && !host))
         return fail(ctx, CODE_INVALID, "the program calls the host %u times, but there is nothing to call", e->n_calls);
     Call call = {.ctx = ctx, .e = e, .host = host};
@@ -208,10 +230,22 @@ Code executor_run(Context *ctx, Executor *e, void *const *inputs, void *const *o
     bool mine = e->pool && pool_enter(e->pool);
     call.pool = mine ? e->pool : NULL;
     Code code = bind_borders(&call, inputs, outputs);
-    if (code == CODE_OK) code = run_tasks(&call);
+    if (code == CODE_OK) code = times ? time_tasks(&call, times) : run_tasks(&call);
     if (mine) pool_leave(e->pool);
     if (code == CODE_OK) hand_out_objects(&call, inputs, objects);
     for (uint32_t h = 0; h < e->n_calls + e->ir->n_objects; h++) drop(&call, h);
     frame_give(e, call.frame);
     return code;
+}
+
+Code executor_run(Context *ctx, Executor *e, void *const *inputs, void *const *outputs, void **objects,
+                  const HostCalls *host) {
+    return run_call(ctx, e, inputs, outputs, objects, host, NULL);
+}
+
+uint32_t executor_task_count(const Executor *e) { return e->n_tasks; }
+
+Code executor_profile(Context *ctx, Executor *e, void *const *inputs, void *const *outputs, void **objects,
+                      const HostCalls *host, TaskTime *times) {
+    return run_call(ctx, e, inputs, outputs, objects, host, times);
 }

@@ -55,4 +55,15 @@ int64_t executor_packed_bytes(const Executor *executor);
 MUST_USE Code executor_run(Context *ctx, Executor *executor, void *const *inputs, void *const *outputs, void **objects,
                            const HostCalls *host);
 
+/* When a task of a call began and ended, by CLOCK_MONOTONIC. A task is one instruction, or what a backend runs in one
+ * go: instructions order[first .. first + count). */
+typedef struct TaskTime {
+    uint32_t first, count;
+    int64_t start_ns, end_ns;
+} TaskTime;
+uint32_t executor_task_count(const Executor *executor);
+/* executor_run that also fills times[0 .. executor_task_count()). */
+MUST_USE Code executor_profile(Context *ctx, Executor *executor, void *const *inputs, void *const *outputs,
+                               void **objects, const HostCalls *host, TaskTime *times);
+
 #endif

@@ -96,6 +96,9 @@ PyObject *program_portable(PyObject *program, PyObject *unused);
 PyObject *program_types(PyObject *program, PyObject *unused);
 PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs);
 
+/* --- schedule.c --------------------------------------------------------------------------------------------------- */
+PyObject *program_schedule(PyObject *program, PyObject *unused);
+
 /* --- npu.c: the device, and what only programs with NPU instructions can do --------------------------------------- */
 extern PyType_Spec device_spec;
 NpuDevice *device_of(PyObject *object); /* borrowed */

@@ -158,13 +158,10 @@ static PyObject *take_objects(void **objects, uint32_t count) {
     return list;
 }
 
-static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+/* `times`: NULL, or where to put when each task ran. */
+static PyObject *run_once(PyObject *object, PyObject *const *args, Py_ssize_t n, PyObject *names, TaskTime *times) {
     ProgramObject *self = (ProgramObject *)object;
     const Graph *g = self->program->graph;
-    if (!self->program->executor) {
-        PyErr_SetString(PyExc_NotImplementedError, "the program was only planned (executable=False): it cannot run");
-        return NULL;
-    }
     RunArgs run;
     PyObject *result = NULL;
     if (open_run(&run, self, args, n, names)) {
@@ -175,7 +172,9 @@ static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t
         void **outputs = run.pointers + g->n_inputs, **objects = outputs + g->n_outputs;
         context_init(&ctx);
         door_leave(&door, &ctx, RUN_POLL_MS);
-        Code code = executor_run(&ctx, self->program->executor, run.pointers, outputs, objects, &calls);
+        Executor *executor = self->program->executor;
+        Code code = times ? executor_profile(&ctx, executor, run.pointers, outputs, objects, &calls, times)
+                          : executor_run(&ctx, executor, run.pointers, outputs, objects, &calls);
         door_enter(&door);
         if (code != CODE_OK)
             raise_code(PyType_GetModuleState(Py_TYPE(object)), &ctx, code);
@@ -184,6 +183,37 @@ static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t
     }
     close_run(&run);
     return result;
+}
+
+static bool check_executable(const ProgramObject *self) {
+    if (self->program->executor) return true;
+    PyErr_SetString(PyExc_NotImplementedError, "the program was only planned (executable=False): it cannot run");
+    return false;
+}
+
+static PyObject *program_run(PyObject *object, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    return check_executable((ProgramObject *)object) ? run_once(object, args, n, names, NULL) : NULL;
+}
+
+static PyObject *program_profile(PyObject *object, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    const ProgramObject *self = (ProgramObject *)object;
+    if (!check_executable(self)) return NULL;
+    uint32_t count = executor_task_count(self->program->executor);
+    TaskTime *times = PyMem_Calloc((size_t)count + 1, sizeof *times);
+    if (!times) return PyErr_NoMemory();
+    PyObject *objects = run_once(object, args, n, names, times), *list = NULL;
+    if (objects) list = PyList_New((Py_ssize_t)count);
+    for (uint32_t t = 0; list && t < count; t++) {
+        PyObject *row = Py_BuildValue("(IILL)", (unsigned)times[t].first, (unsigned)times[t].count,
+                                      (long long)times[t].start_ns, (long long)times[t].end_ns);
+        if (row)
+            PyList_SET_ITEM(list, (Py_ssize_t)t, row);
+        else
+            Py_CLEAR(list);
+    }
+    Py_XDECREF(objects);
+    PyMem_Free(times);
+    return list;
 }
 
 /* --- text and report ---------------------------------------------------------------------------------------------- */
@@ -326,6 +356,12 @@ static PyMethodDef program_methods[] = {
      "Runs once with the GIL released. Inputs and outputs are addresses of row-major memory, which the caller keeps "
      "alive;\n"
      "for opaque values the object and 0. Returns the list of opaque outputs or None."},
+    {"profile", (PyCFunction)(void (*)(void))program_profile, METH_FASTCALL | METH_KEYWORDS,
+     "profile(inputs, outputs, host=None)\n--\n\n"
+     "As run(); returns (first, count, start_ns, end_ns) of each task: instructions first .. first + count of "
+     "schedule()."},
+    {"schedule", program_schedule, METH_NOARGS,
+     "schedule()\n--\n\nThe instructions in order, the buffers of the arenas with their lifetimes, the segments."},
     {"text", program_text, METH_O, "text(stage)\n--\n\nThe program as text, as it was at a stage of the compilation."},
     {"portable", program_portable, METH_NOARGS,
      "portable()\n--\n\n(text, constants): the final graph as load() takes it. Of each constant of the graph in order "
