@@ -23,6 +23,7 @@ from .errors import CompileError, NpuWarning
 from .lowering import Lowered, lower
 from .lowering.outputs import Fresh, Known
 from .overlap import Overlap, written_overlap
+from .profile import Profile
 from .report import Report
 from .signature import children, same_constant
 from .specialise import SymbolicInputs, Symbols
@@ -212,6 +213,28 @@ class CompiledModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program. TypeError names an input whose structure, dtype or shape is not the example's."""
+        values, leaves = self._admit(args, kwargs)
+        plan = self._plan(leaves)
+        containers = self._captured.containers
+        found = containers.collect(self._signature, values) if containers is not None else []
+
+        inputs, keep = plan.gather(leaves)
+        if not plan.any_opaque:
+            results: list[Any] = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in plan.out_types]
+            plan.run(inputs, [t.data_ptr() for t in results])
+        else:
+            results = [0 if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
+            objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results])
+            results = [
+                o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types, strict=True)
+            ]
+        del keep
+        if plan.plain and not found:
+            return self._pack(results)
+        return self._finish(plan, leaves, results, found)
+
+    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        """A call's arguments and their leaves, after everything that must hold before the program may see them."""
         if not self._options.executable:
             raise RuntimeError(self._options.why_not)
         if torch.is_autocast_enabled("cpu"):
@@ -248,24 +271,7 @@ class CompiledModel:
             self.refresh()
         if self._written_leaves or self._written_slots:
             self._check_apart(leaves, [], Overlap)
-        plan = self._plan(leaves)
-        containers = self._captured.containers
-        found = containers.collect(self._signature, values) if containers is not None else []
-
-        inputs, keep = plan.gather(leaves)
-        if not plan.any_opaque:
-            results: list[Any] = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in plan.out_types]
-            plan.run(inputs, [t.data_ptr() for t in results])
-        else:
-            results = [0 if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
-            objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results])
-            results = [
-                o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types, strict=True)
-            ]
-        del keep
-        if plan.plain and not found:
-            return self._pack(results)
-        return self._finish(plan, leaves, results, found)
+        return values, leaves
 
     def _check_apart(self, leaves: list[Any], state: list[Slot], error: type[Exception]) -> None:
         """Raises `error` where a tensor that forward() writes shares memory with another input or one of `state`."""
@@ -365,7 +371,7 @@ class CompiledModel:
             warnings.warn(
                 "an input requires grad, but a compiled model's outputs carry no autograd graph; use torch.no_grad()",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     # --- state ------------------------------------------------------------------------------------------------------
@@ -459,6 +465,27 @@ class CompiledModel:
         if stage == "aten":
             return self._captured.text()
         return str(self._texts().text(stage))
+
+    def profile(self, *args: Any, calls: int = 5, **kwargs: Any) -> Profile:
+        """Calls the model `calls` times, after once to warm up, and takes the time of each instruction.
+
+        What the NPU runs in one go (a segment) is one row. Nothing of the model or its inputs changes: what forward()
+        writes is not kept, random numbers are as if nothing had run. Raises what calling the model would, ValueError
+        for calls < 1.
+        """
+        if calls < 1:
+            raise ValueError(f"calls must be positive, given {calls}")
+        _, leaves = self._admit(args, kwargs)
+        plan = self._plan(leaves)
+        program = plan.program
+        inputs, keep = plan.gather(leaves)
+        results = [None if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
+        outputs = [0 if t is None else t.data_ptr() for t in results]
+        with torch.random.fork_rng(devices=[]):
+            program.run(inputs, outputs, plan.host)
+            times = [program.profile(inputs, outputs, plan.host) for _ in range(calls)]
+        del keep
+        return Profile(f"{self._title()} on {self.device}", program.schedule(), times)
 
     def _texts(self) -> Any:
         with self._lock:

@@ -77,6 +77,12 @@ def page(report: Report, title: str = "") -> str:
     return _PAGE.format(title=escape(title or "Forge-UGC report"), style=_STYLE, body=body)
 
 
+def titled(title: str, parts: Iterable[tuple[str, str]]) -> str:
+    """A fragment with a heading over each part, which is HTML already."""
+    body = "\n".join(f"<h3>{escape(heading)}</h3>\n{part}" for heading, part in parts)
+    return f'<div class="forge-ugc">\n<style>{_STYLE}</style>\n<h2>{escape(title)}</h2>\n{body}\n</div>\n'
+
+
 def _body(report: Report, title: str) -> str:
     data = report._data
     parts = [f"<h2>{escape(title or 'Forge-UGC report')}</h2>", _summary(report)]
