@@ -14,11 +14,11 @@ from ._core import VERSION as __version__
 from ._core import NpuError
 from .errors import ArtefactError, CompileError, FallbackError, FallbackWarning, NpuWarning
 from .loaded import LoadedModel, load
+from .profile import Profile
 
 if TYPE_CHECKING or _find_spec("torch") is not None:  # artefacts run without it
     from .compile import compile
     from .compiled import CompiledModel
-    from .profile import Profile
     from .report import Report
 
 if TYPE_CHECKING:
@@ -57,6 +57,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(".bisect", __name__), name)
     if name == "last_reports":
         return importlib.import_module(".dynamo", __name__).last_reports
-    if name in ("compile", "CompiledModel", "Profile", "Report"):
+    if name in ("compile", "CompiledModel", "Report"):
         raise ImportError(f"forge_ugc.{name} needs torch, which is not installed; forge_ugc.load() does without")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

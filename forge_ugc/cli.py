@@ -39,6 +39,7 @@ from .opening import (
 if TYPE_CHECKING:
     from .report import Report
 
+_PROFILED = 20  # calls at most
 _MODEL = """\
 MODEL is one of
   a folder      a Hugging Face checkpoint on this disk (config.json and weights); nothing is downloaded
@@ -87,6 +88,8 @@ see the same machine.
 
 examples:
   forge-ugc bench my_model --calls 200 --threads 4
+  forge-ugc bench my_model --no-eager --profile      what the time goes to
+  forge-ugc bench m.forge --trace trace.json         instruction by instruction, for Perfetto
   forge-ugc bench m.forge --json""",
     "report": f"""\
 {_MODEL}
@@ -183,6 +186,10 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--calls", type=_count, default=100, metavar="N", help="calls that are timed (default: 100)")
     made.add_argument("--warmup", type=_count, default=5, metavar="N", help="calls before that (default: 5)")
     made.add_argument("--no-eager", action="store_true", help="time the compiled model only")
+    made.add_argument("--profile", action="store_true", help="also show what the time goes to, by device and operator")
+    made.add_argument(
+        "--trace", type=Path, metavar="FILE", help="also write a trace that https://ui.perfetto.dev opens"
+    )
 
     made = command("report", "show what the compiler made of a model", _report)
     _model_options(made)
@@ -420,8 +427,14 @@ def _bench(options: argparse.Namespace) -> int:
     }  # fmt: skip
     if "eager" in times:
         result["eager_over_forge"] = result["times_ms"]["eager"]["median"] / result["times_ms"]["forge"]["median"]
+    profile = None
+    if options.profile or options.trace is not None:
+        args, kwargs = opened.arguments(list(opened.inputs.values()))
+        profile = model.profile(*args, calls=min(options.calls, _PROFILED), **kwargs)
+    if profile is not None and options.trace is not None:
+        profile.save_trace(options.trace)
     if options.json:
-        _print_json(result)
+        _print_json({**result, **({"profile": profile.to_dict()} if profile is not None else {})})
         return 0
     shapes = ", ".join(f"{key} {v['dtype']}{v['shape']}" for key, v in result["inputs"].items())
     print(f"{opened.name}: {shapes}")
@@ -434,6 +447,10 @@ def _bench(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if "eager" in times:
         print(f"\neager / forge: {result['eager_over_forge']:.2f}")
+    if profile is not None and options.profile:
+        print(f"\n{profile}")
+    if options.trace is not None:
+        print(f"\nwrote {options.trace}")
     return 0
 
 

@@ -18,6 +18,7 @@ from . import _core, npu
 from ._core import NpuError
 from .artefact import DTYPES, Artefact
 from .errors import ArtefactError, NpuWarning
+from .profile import Profile
 
 _REQUIRED = object()
 
@@ -213,15 +214,7 @@ class LoadedModel:
 
     def _run(self, program: _Program, leaves: list[Any], buffers: dict[int, _Buffer]) -> Any:
         torch = next((b.torch for b in buffers.values() if b.torch is not None), None)
-        addresses, keep = [], []
-        for kind, which in program.sources:
-            if kind == "leaf":
-                address, owner = buffers[which].row_major()
-            else:
-                owner = self._state[which]
-                address = owner.ctypes.data
-            addresses.append(address)
-            keep.append(owner)
+        addresses, keep = self._gather(program, buffers)
         self._check_apart(program, keep)
         results = [_allocate(torch, dtype, shape) for dtype, shape in program.outputs]
         program.core.run(addresses, [address for _, address in results])
@@ -231,6 +224,19 @@ class LoadedModel:
             else:
                 np.copyto(self._state[which], _numpy(results[index][0]))
         return _unflatten(self._outputs, [result for result, _ in results])
+
+    def _gather(self, program: _Program, buffers: dict[int, _Buffer]) -> tuple[list[int], list[Any]]:
+        """Addresses for the program's inputs, and what owns the memory."""
+        addresses, keep = [], []
+        for kind, which in program.sources:
+            if kind == "leaf":
+                address, owner = buffers[which].row_major()
+            else:
+                owner = self._state[which]
+                address = owner.ctypes.data
+            addresses.append(address)
+            keep.append(owner)
+        return addresses, keep
 
     def _check_apart(self, program: _Program, memory: list[Any]) -> None:
         for kind, which, _ in program.writes:
@@ -249,6 +255,20 @@ class LoadedModel:
     def report(self) -> dict[str, Any]:
         """What loading did: phases in ms, buffers, transitions, instructions; see `_core.Program.report`."""
         return dict(self._programs[0].core.report())
+
+    def profile(self, *args: Any, calls: int = 5, **kwargs: Any) -> Profile:
+        """As CompiledModel.profile: the time of each instruction over `calls` calls. State stays as it is."""
+        if calls < 1:
+            raise ValueError(f"calls must be positive, given {calls}")
+        program, buffers = self._choose(self._bind(args, kwargs))
+        with self._lock:
+            addresses, keep = self._gather(program, buffers)
+            results = [_allocate(None, dtype, shape) for dtype, shape in program.outputs]
+            outputs = [address for _, address in results]
+            program.core.run(addresses, outputs)
+            times = [program.core.profile(addresses, outputs) for _ in range(calls)]
+            del keep
+        return Profile(f"{self.manifest.get('model', '')} on {self.device}", program.core.schedule(), times)
 
     def _live(self) -> dict[str, Any]:
         """What a Report says of now."""

@@ -33,7 +33,7 @@ class Row:
 
 
 class Profile:
-    """What `CompiledModel.profile` measured.
+    """What `CompiledModel.profile` or `LoadedModel.profile` measured.
 
     `rows` has the instructions in order; `total_ms` the time of each call in C, from the first instruction's start to
     the last one's end. Times are medians over the calls. `to_table()` and `str()` are for reading, `to_dict()` for
@@ -113,12 +113,12 @@ class Profile:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the calls as a Chrome trace, a lane for each device; Perfetto opens it."""
         start = self._calls[0][0][2] if self.rows else 0
-        lanes = {device: lane for lane, device in enumerate(dict.fromkeys(row.device for row in self.rows), 1)}
+        lanes = {name: lane for lane, name in enumerate(["call", *dict.fromkeys(row.device for row in self.rows)], 1)}
         events: list[dict[str, Any]] = [
             {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": f"Forge-UGC: {self.title}"}}
         ]
-        for device, lane in {"call": 0, **lanes}.items():
-            events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": {"name": device}})
+        for name, lane in lanes.items():
+            events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": {"name": name}})
             events.append({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": lane, "args": {"sort_index": lane}})
 
         def span(name: str, lane: int, begin: int, end: int, **about: Any) -> None:
@@ -127,7 +127,7 @@ class Profile:
 
         for number, tasks in enumerate(self._calls):
             if tasks:
-                span(f"call {number}", 0, tasks[0][2], tasks[-1][3])
+                span(f"call {number}", lanes["call"], tasks[0][2], tasks[-1][3])
             for row, (_, _, begin, end) in zip(self.rows, tasks, strict=True):
                 about = {"instruction": row.first, "count": row.count, "result": row.type, "source": row.source}
                 span(row.operator, lanes[row.device], begin, end, **about)

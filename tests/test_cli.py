@@ -192,6 +192,15 @@ def test_bench(artefact: Path, exported: Path, capsys: pytest.CaptureFixture[str
     assert "input_ids int64[1, 8]" in out and "1 threads" in out and "P99" in out and "eager" not in out
 
 
+def test_bench_profile(artefact: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert forge("bench", GPT2, "--seq", 4, "--calls", 2, "--no-eager", "--profile") == 0
+    out = capsys.readouterr().out
+    assert "attention" in out and "median of 2" in out and "modeling_gpt2.py" in out
+    found = forge_json(capsys, "bench", artefact, "--calls", 2, "--trace", tmp_path / "t.json")
+    assert found["profile"]["calls"] == 2 and found["profile"]["devices"][0]["name"] == "cpu"
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
 def test_report(artefact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert forge("report", GPT2, "--seq", 4) == 0
     assert "operator_fusion" in capsys.readouterr().out
@@ -208,7 +217,7 @@ def test_without_torch(artefact: Path) -> None:
 import sys
 sys.modules["torch"] = None  # importing it fails
 from forge_ugc.cli import main
-for arguments in (["run"], ["bench", "--calls", "2"], ["report"], ["run", "--json"]):
+for arguments in (["run"], ["bench", "--calls", "2", "--profile"], ["report"], ["run", "--json"]):
     assert main([*arguments[:1], sys.argv[1], *arguments[1:]]) == 0, arguments
 assert main(["doctor", "--json"]) in (0, 1)
 """

@@ -128,6 +128,29 @@ def test_nothing_changes() -> None:
     assert torch.equal(torch.rand(1), after)
 
 
+def test_artefact(tmp_path: Path) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return x + self.count
+
+    x = torch.zeros(2)
+    forge_ugc.compile(Counter().eval(), x, device="cpu").save(tmp_path / "m.forge")
+    loaded = forge_ugc.load(tmp_path / "m.forge", device="cpu")
+    for given in (x, x.numpy()):
+        profile = loaded.profile(given, calls=2)
+        assert "add" in {r.operator for r in profile.rows} and len(profile.total_ms) == 2
+    assert loaded(x).tolist() == [1, 1]  # profiling has not counted
+    with pytest.raises(TypeError, match="expected f32"):
+        loaded.profile(torch.zeros(3))
+    with pytest.raises(ValueError, match="calls must be positive"):
+        loaded.profile(x, calls=0)
+
+
 def test_refusals() -> None:
     x = torch.ones(2, 16)
     forge = forge_ugc.compile(model(), x)
