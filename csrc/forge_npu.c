@@ -57,6 +57,8 @@ static void write_out(const Tensor *out, const void *values, const uint16_t *sca
         i++;
         if (out->dtype == DTYPE_F16)
             ((uint16_t *)out->data)[at] = f32_to_f16(x);
+        else if (out->dtype == DTYPE_BF16)
+            ((uint16_t *)out->data)[at] = f32_to_bf16(x);
         else
             ((float *)out->data)[at] = x;
     } while (advance(index, out));

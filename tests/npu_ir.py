@@ -168,7 +168,8 @@ class Emitted:
     def run(self, args: Any, precision: str = "f32") -> list[torch.Tensor]:
         """`args` as for the function; its results in order."""
         leaves = pytree.tree_leaves(args)
-        inputs = [leaves[source].detach().numpy() for source, _ in self.plan.sources]
+        given = [leaves[source].detach() for source, _ in self.plan.sources]
+        inputs = [(t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in given]  # numpy has no bf16
         ports = self.model.run(inputs, precision)  # of rank 5 at most
         made = [torch.from_numpy(a).reshape(shape) for a, (shape, _) in zip(ports, self.plan.out_types, strict=True)]
         return [self._output(user, made, leaves) for user in self.plan.user]

@@ -95,14 +95,15 @@ def test_overflow() -> None:
 
     def function(x: torch.Tensor) -> Any:
         y = x @ w
-        return y, y * 1000, y.clamp(max=1e9), y * 1e-7
+        return y, y * 1000, y.clamp(max=1e9), y * 1e-7, y + 6e4, (y + 6e4).clamp(max=1e5), y * 218 < 1e5
 
     x = torch.full((64, 64), 300.0)
     x[0] = 1e9
     got = emulate(function, x)(x)
-    assert (got[0][0] == 65504).all() and (got[0][1:] == 300).all()  # what enters stays finite
+    assert (got[0][0] == 57344).all() and (got[0][1:] == 300).all()  # what enters stays finite
     assert got[1].isinf().all() and (got[2][1:] == 300).all()  # what is computed does not
     assert (got[3][1:] > 0).all()  # a subnormal of f16
+    assert (got[4] == got[5])[1:].all() and got[6][1:].all()  # limits and bounds beyond f16 change nothing
 
 
 class Masked(nn.Module):

@@ -44,6 +44,18 @@ static inline bool dtype_is_int(DType d) { return d >= DTYPE_U8 && d <= DTYPE_I6
 /* f16 and bf16 conversions, round to nearest even. */
 float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
+
+/* A finite number that f16 would round to infinity is F16_SUBSTITUTE on an NPU. Such numbers are masks (finfo.min), to
+ * which scores are added: below the largest number there is room for them, or a row that sees nothing would become
+ * -inf, NaN after its softmax, and poison the layers behind it. */
+#define F16_LARGEST 65504.0f
+#define F16_OVERFLOW 65520.0f
+#define F16_SUBSTITUTE 57344.0f
+static inline float f32_within_f16(float value) {
+    float size = value < 0 ? -value : value;
+    bool beyond = size >= F16_OVERFLOW && size <= 3.40282347e38f;
+    return !beyond ? value : value < 0 ? -F16_SUBSTITUTE : F16_SUBSTITUTE;
+}
 static inline float bf16_to_f32(uint16_t bits) {
     union {
         uint32_t u;

@@ -1,23 +1,16 @@
 /* An NPU's numbers on the host (exec.h says what is rounded). Constants and scalars are rounded once, when the executor
  * is made; operands that enter the NPU and results at run time. */
-#include <math.h>
 #include <string.h>
 
 #include "exec/frame.h"
 #include "graph/program.h"
 
 enum { SHADOW_ALIGN = 64 };
-static const double F16_MAX = 65504.0;
 
 /* --- scalars ------------------------------------------------------------------------------------------------------ */
-static double round_scalar(double x) {
-    if (isfinite(x) && fabs(x) > F16_MAX) x = copysign(F16_MAX, x);
-    return (double)f16_to_f32(f32_to_f16((float)x));
-}
-
-static Scalar rounded(Scalar s) {
+static Scalar rounded(Op op, Scalar s) {
     if (s.kind == SCALAR_NONE) return s;
-    double x = scalar_f64(s), y = round_scalar(x);
+    double x = scalar_f64(s), y = (double)f16_to_f32(f32_to_f16((float)npu_scalar(op, x)));
     if (x == y) return s;
     return (Scalar){.kind = SCALAR_FLOAT, .f = y};
 }
@@ -32,15 +25,15 @@ static Code round_node(Context *ctx, Executor *e, const Node *node, const Node *
     made->attrs = copy;
     for (uint8_t k = 0; k < info->n_attrs; k++) {
         Attr *attr = &made->attrs[k];
-        if (attr_kind(info->attrs[k]) == KIND_SCALAR) attr->s = rounded(attr->s);
+        if (attr_kind(info->attrs[k]) == KIND_SCALAR) attr->s = rounded(node->op, attr->s);
         if (info->attrs[k] != ATTR_program || attr->ints.count == 0) continue;
         TRY(arena_copy(ctx, &e->memory, attr->ints.items, attr->ints.count * sizeof(int64_t), &copy));
         int64_t *words = copy;
         for (uint32_t s = 0; s + STEP_WORDS <= attr->ints.count; s += STEP_WORDS) {
             Step step;
             if (!step_decode(words + s, &step)) return fail(ctx, CODE_INTERNAL, "a malformed elementwise program");
-            step.scalar = rounded(step.scalar);
-            step.high = rounded(step.high);
+            step.scalar = rounded(step.op, step.scalar);
+            step.high = rounded(step.op, step.high);
             step_encode(&step, words + s);
         }
         attr->ints.items = words;
@@ -50,7 +43,7 @@ static Code round_node(Context *ctx, Executor *e, const Node *node, const Node *
 }
 
 /* --- constants ---------------------------------------------------------------------------------------------------- */
-static bool is_half_on_npu(DType dtype) { return dtype == DTYPE_F32 || dtype == DTYPE_F16; }
+static bool is_half_on_npu(DType dtype) { return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16; }
 
 /* The same elements without gaps, in the same memory order; broadcast dimensions stay so. Returns their number. */
 static int64_t compact_strides(const Tensor *from, Tensor *to) {
@@ -148,7 +141,11 @@ Code emulate_build(Context *ctx, Executor *e) {
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
-/* to[...] = from[...] as f16 holds it; `to` may be `from`. `clamp`: finite values stay finite. */
+/* to[...] = from[...] as f16 holds it; `to` may be `from`. `clamp`: finite values stay finite.
+ *
+ * The NPU computes what is bf16 in the model as f16, and keeps f16's 11 digits from operator to operator. Kernels here
+ * round each bf16 result to its 8 digits: emulation is less precise than the device, never more, and ends in the dtype
+ * that the host is given. What the device changes, f16's range and its subnormal numbers, is put on top. */
 static void round_dims(const Tensor *from, const Tensor *to, int d, const char *source, char *target, bool clamp) {
     int64_t size = (int64_t)dtype_size(from->dtype);
     if (d < from->rank) {
@@ -162,11 +159,17 @@ static void round_dims(const Tensor *from, const Tensor *to, int d, const char *
         if (source != target) memcpy(target, source, 2);
         return;
     }
+    bool brief = from->dtype == DTYPE_BF16;
     float x;
-    memcpy(&x, source, sizeof x);
-    if (clamp && isfinite(x) && fabsf(x) > (float)F16_MAX) x = copysignf((float)F16_MAX, x);
-    x = f16_to_f32(f32_to_f16(x));
-    memcpy(target, &x, sizeof x);
+    if (brief)
+        x = bf16_to_f32(*(const uint16_t *)source);
+    else
+        memcpy(&x, source, sizeof x);
+    x = f16_to_f32(f32_to_f16(clamp ? f32_within_f16(x) : x));
+    if (brief)
+        *(uint16_t *)target = f32_to_bf16(x); /* exact: bf16 has fewer digits, and x is of its range */
+    else
+        memcpy(target, &x, sizeof x);
 }
 
 static void round_tensor(const Tensor *from, const Tensor *to, bool clamp) {

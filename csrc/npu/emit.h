@@ -4,8 +4,8 @@
  * A graph of OpenVINO layers is built first and written as xml at the end, so layers that nothing reads cost nothing. A
  * Wire is one output of a layer, with its type.
  *
- * Types: all float values of the graph (f16 and f32) have the one type `e->real`, f16 or f32 (EmitOptions.f32_weights);
- * bool is boolean; i8 and u8 stay. Memory is row major in the logical order of dimensions.
+ * Types: all float values of the graph (f16, bf16 and f32) have the one type `e->real`, f16 or f32
+ * (EmitOptions.f32_weights); bool is boolean; i8 and u8 stay. Memory is row major in the logical order of dimensions.
  *
  * An operator is written by an EmitFn: it fetches its operands (`emit_operand`: views and constants come out as wires),
  * adds layers, and names the wire of each result (`emit_result`). NaN is carried through arithmetic; operators that

@@ -134,16 +134,22 @@ static Code unary(Emitter *e, Op op, Wire x, Wire *out) {
     }
 }
 
+static double scalar_on_npu(const Emitter *e, Op op, Scalar scalar) {
+    double value = scalar_f64(scalar);
+    return e->real == ELEMENT_F16 ? npu_scalar(op, value) : value;
+}
+
 /* min(max(x, low), high) */
 static Code clamp(Emitter *e, const Step *step, Wire x, Wire *out) {
     Scalar low = step->scalar, high = step->high;
     *out = x;
     if (is_bool(e, x)) return unknown(e, OP_clamp);
-    if (low.kind && high.kind && scalar_f64(low) <= scalar_f64(high))
-        return emit_layer(e, "Clamp", 1, &x, 1, wire_type(e, x), 1, out, "min=\"%.17g\" max=\"%.17g\"", scalar_f64(low),
-                          scalar_f64(high));
-    if (low.kind) TRY(emit_binary_number(e, "Maximum", *out, scalar_f64(low), out));
-    if (high.kind) TRY(emit_binary_number(e, "Minimum", *out, scalar_f64(high), out));
+    double least = low.kind ? scalar_on_npu(e, OP_clamp, low) : 0,
+           most = high.kind ? scalar_on_npu(e, OP_clamp, high) : 0;
+    if (low.kind && high.kind && least <= most)
+        return emit_layer(e, "Clamp", 1, &x, 1, wire_type(e, x), 1, out, "min=\"%.17g\" max=\"%.17g\"", least, most);
+    if (low.kind) TRY(emit_binary_number(e, "Maximum", *out, least, out));
+    if (high.kind) TRY(emit_binary_number(e, "Minimum", *out, most, out));
     return CODE_OK;
 }
 
@@ -214,12 +220,10 @@ static Code special_power(Emitter *e, Wire x, double exponent, bool *done, Wire 
     return CODE_OK;
 }
 
-/* A Python number as an operand. What f16 cannot hold is infinite to comparisons, the largest number to arithmetic. */
+/* A Python number as an operand. */
 static Code scalar_operand(Emitter *e, Op op, Scalar scalar, bool boolean, Wire *out) {
-    double value = scalar_f64(scalar);
-    if (boolean) return emit_bool(e, value != 0, out);
-    if (op_is(op, COMPARE) && e->real == ELEMENT_F16 && fabs(value) >= 65520) value = copysign(INFINITY, value);
-    return emit_number(e, value, out);
+    if (boolean) return emit_bool(e, scalar_f64(scalar) != 0, out);
+    return emit_number(e, scalar_on_npu(e, op, scalar), out);
 }
 
 Code emit_step(Emitter *e, const Step *step, const Wire *in, Wire *out) {

@@ -7,9 +7,10 @@
 
 enum { PART = 512 };
 
+static bool is_float(DType dtype) { return dtype == DTYPE_F16 || dtype == DTYPE_BF16 || dtype == DTYPE_F32; }
+
 bool convert_known(DType from, DType to) {
-    bool floats = (from == DTYPE_F16 || from == DTYPE_F32) && (to == DTYPE_F16 || to == DTYPE_F32);
-    return floats || (from == to && from != DTYPE_OBJECT);
+    return (is_float(from) && is_float(to)) || (from == to && from != DTYPE_OBJECT);
 }
 
 /* --- one row ------------------------------------------------------------------------------------------------------ */
@@ -37,14 +38,34 @@ static void scatter(size_t size, const char *from, void *to, int64_t stride, int
     }
 }
 
+static void to_f32(const WeightKernels *c, DType type, const void *from, float *to, int64_t n) {
+    (type == DTYPE_F16 ? c->widen : c->widen_bf16)(from, to, n);
+}
+
+static void from_f32(const WeightKernels *c, const float *from, DType type, void *to, int64_t n) {
+    (type == DTYPE_F16 ? c->narrow : c->narrow_bf16)(from, to, n);
+}
+
+static void convert_halves(const WeightKernels *c, DType from_type, const uint16_t *from, DType to_type, uint16_t *to,
+                           int64_t n) {
+    float part[PART];
+    for (int64_t i = 0; i < n; i += PART) {
+        int64_t count = n - i < PART ? n - i : PART;
+        to_f32(c, from_type, from + i, part, count);
+        from_f32(c, part, to_type, to + i, count);
+    }
+}
+
 static void convert_dense(const WeightKernels *c, DType from_type, const void *from, DType to_type, void *to,
                           int64_t n) {
     if (from_type == to_type)
         memcpy(to, from, (size_t)n * dtype_size(to_type));
-    else if (to_type == DTYPE_F16)
-        c->narrow(from, to, n);
+    else if (from_type == DTYPE_F32)
+        from_f32(c, from, to_type, to, n);
+    else if (to_type == DTYPE_F32)
+        to_f32(c, from_type, from, to, n);
     else
-        c->widen(from, to, n);
+        convert_halves(c, from_type, from, to_type, to, n);
 }
 
 typedef struct Row {

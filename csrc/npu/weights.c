@@ -19,15 +19,19 @@
 enum { TILE = 8192, TILE_ROWS = 16, PAD = 16 };
 
 static void narrow_plain(const float *from, uint16_t *to, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        float x = from[i];
-        if (!isinf(x)) x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-        to[i] = f32_to_f16(x);
-    }
+    for (int64_t i = 0; i < n; i++) to[i] = f32_to_f16(f32_within_f16(from[i]));
 }
 
 static void widen_plain(const uint16_t *from, float *to, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = f16_to_f32(from[i]);
+}
+
+static void narrow_bf16_plain(const float *from, uint16_t *to, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = f32_to_bf16(from[i]);
+}
+
+static void widen_bf16_plain(const uint16_t *from, float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = bf16_to_f32(from[i]);
 }
 
 static float largest_plain(const float *from, int64_t n) {
@@ -48,7 +52,8 @@ static void quantise_plain(const float *from, int64_t n, float scale, float leve
 }
 
 const WeightKernels *weight_kernels(void) {
-    static const WeightKernels plain = {narrow_plain, widen_plain, largest_plain, quantise_plain};
+    static const WeightKernels plain = {narrow_plain,     widen_plain,   narrow_bf16_plain,
+                                        widen_bf16_plain, largest_plain, quantise_plain};
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(FORGE_PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && weight_kernels_avx2())
         return weight_kernels_avx2();
@@ -79,7 +84,12 @@ static void read_f32(const WeightKernels *k, DType dtype, const void *from, int6
     case DTYPE_I32: READ(int32_t, x);
     case DTYPE_I64: READ(int64_t, x);
     case DTYPE_F64: READ(double, x);
-    case DTYPE_BF16: READ(uint16_t, bf16_to_f32(x));
+    case DTYPE_BF16:
+        if (stride == 1) {
+            k->widen_bf16(from, to, n);
+            break;
+        }
+        READ(uint16_t, bf16_to_f32(x));
     case DTYPE_F16:
         if (stride == 1) {
             k->widen(from, to, n);

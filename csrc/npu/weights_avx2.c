@@ -1,4 +1,4 @@
-/* f32 to f16 and back, eight at a time. */
+/* Halves to f32 and back, eight at a time; quantising. */
 #include "npu/weights.h"
 
 #include <stddef.h>
@@ -7,12 +7,13 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "base/dtype.h"
+
 static __m128i narrow8(__m256 x) {
-    const __m256 most = _mm256_set1_ps(65504.0f), sign = _mm256_set1_ps(-0.0f);
-    const __m256 size = _mm256_andnot_ps(sign, x);
-    const __m256 infinite = _mm256_cmp_ps(size, _mm256_set1_ps(__builtin_inff()), _CMP_EQ_OQ);
-    const __m256 bounded = _mm256_min_ps(most, size); /* the second operand where it is NaN */
-    const __m256 kept = _mm256_blendv_ps(bounded, size, infinite);
+    const __m256 sign = _mm256_set1_ps(-0.0f), size = _mm256_andnot_ps(sign, x);
+    const __m256 finite = _mm256_cmp_ps(size, _mm256_set1_ps(__builtin_inff()), _CMP_LT_OQ);
+    const __m256 over = _mm256_cmp_ps(size, _mm256_set1_ps(F16_OVERFLOW), _CMP_GE_OQ);
+    const __m256 kept = _mm256_blendv_ps(size, _mm256_set1_ps(F16_SUBSTITUTE), _mm256_and_ps(over, finite));
     return _mm256_cvtps_ph(_mm256_or_ps(kept, _mm256_and_ps(sign, x)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
@@ -36,6 +37,32 @@ static void widen(const uint16_t *from, float *to, int64_t n) {
     memcpy(half, from + i, (size_t)(n - i) * sizeof *from);
     _mm256_storeu_ps(rest, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)half)));
     memcpy(to + i, rest, (size_t)(n - i) * sizeof *to);
+}
+
+/* To nearest even; NaN is 0x7fc0. */
+static __m128i narrow_bf16_8(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
+    const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+    const __m256i top = _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i half = _mm256_blendv_epi8(_mm256_srli_epi32(top, 16), _mm256_set1_epi32(0x7fc0), nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+static __m256 widen_bf16_8(__m128i half) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+static void narrow_bf16(const float *from, uint16_t *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm_storeu_si128((__m128i *)(to + i), narrow_bf16_8(_mm256_loadu_ps(from + i)));
+    for (; i < n; i++) to[i] = f32_to_bf16(from[i]);
+}
+
+static void widen_bf16(const uint16_t *from, float *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, widen_bf16_8(_mm_loadu_si128((const __m128i *)(from + i))));
+    for (; i < n; i++) to[i] = bf16_to_f32(from[i]);
 }
 
 /* Sizes compare as integers, and NaN is above all. */
@@ -86,7 +113,7 @@ static void quantise(const float *from, int64_t n, float scale, float levels, in
     }
 }
 
-static const WeightKernels kernels = {narrow, widen, largest, quantise};
+static const WeightKernels kernels = {narrow, widen, narrow_bf16, widen_bf16, largest, quantise};
 const WeightKernels *weight_kernels_avx2(void) { return &kernels; }
 #else
 const WeightKernels *weight_kernels_avx2(void) { return NULL; }

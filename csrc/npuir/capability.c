@@ -1,6 +1,7 @@
 /* What each device takes. The CPU takes everything: an operator without a kernel is a `host` node. The NPU's column
  * holds what Intel's NPU compiler accepts, less what it accepts and does badly (a look-up moves the whole table through
  * DMA). */
+#include <math.h>
 #include <string.h>
 
 #include "graph/program.h"
@@ -63,15 +64,22 @@ static const char *npu_node_reason(const Graph *g, const Node *node) {
 static const char *npu_dtype_reason(DType dtype) {
     switch (dtype) {
     case DTYPE_F16:
+    case DTYPE_BF16: /* as f16, whose digits are more and whose range is smaller */
     case DTYPE_F32:
     case DTYPE_BOOL: return NULL;
-    case DTYPE_BF16: return "bf16 arithmetic";
     case DTYPE_F64: return "f64 arithmetic";
     case DTYPE_C64:
     case DTYPE_C128: return "complex numbers";
     case DTYPE_OBJECT: return "a host object";
     default: return "integer arithmetic";
     }
+}
+
+double npu_scalar(Op op, double value) {
+    if (!isfinite(value) || fabsf((float)value) < F16_OVERFLOW) return value;
+    if (op_is(op, COMPARE)) return copysign(INFINITY, value);
+    if (op == OP_clamp || op == OP_minimum || op == OP_maximum) return copysign((double)F16_LARGEST, value);
+    return copysign((double)F16_SUBSTITUTE, value);
 }
 
 static const char *npu_value_reason(const Graph *g, ValueId v, bool int8_weight, bool any_rank) {

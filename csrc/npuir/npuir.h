@@ -87,6 +87,10 @@ const char *npu_op_reason(Op op);
 /* NULL when `device` of the target takes the node, else the reason (static text). */
 const char *capability(const Target *target, Device device, const Graph *g, const Node *node);
 
+/* A scalar of the operator as an NPU has it, before it is rounded to f16. Finite numbers beyond f16's range are
+ * infinite to comparisons, the largest number as limits, and F16_SUBSTITUTE to arithmetic. */
+double npu_scalar(Op op, double value);
+
 /* What lowering must know of the host kernels; a column filled by cpu/ and handed in by forge.c. */
 typedef struct KernelTraits {
     uint32_t contiguous; /* bit k: operand k must be row major (a copy is inserted where it is not) */
