@@ -6,7 +6,9 @@ the largest numbers that the row makes."""
 from __future__ import annotations
 
 import math
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -355,4 +357,16 @@ def test_masks_stay_finite() -> None:
 
 def test_names_tell_the_line() -> None:
     emitted = npu_ir.emit(lambda x: x.tanh() + x.exp(), (X,))
-    assert "test_npu_emit.py:" in emitted.xml.read_text()
+    xml = emitted.xml.read_text()
+    assert ' test_npu_emit.py:' in xml and str(Path(__file__).parent) not in xml
+
+
+def test_a_model_is_the_same_in_every_folder(tmp_path: Path) -> None:
+    """So that its compiled graphs are found again."""
+    made = []
+    for folder in (tmp_path / "one", tmp_path / "two" / "three"):
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text("def function(x):\n    return x.tanh() + 1\n")
+        function = runpy.run_path(str(folder / "model.py"))["function"]
+        made.append(npu_ir.emit(function, (X,)).xml.read_bytes())
+    assert made[0] == made[1] and b"model.py:2 in function" in made[0]

@@ -18,13 +18,21 @@ static Code grow(Emitter *e, uint32_t count, uint32_t *cap, size_t size, void **
 
 const WireType *wire_type(const Emitter *e, Wire wire) { return &e->layers->wires[wire].type; }
 
+/* The file's own name: blobs are looked up by the xml, which must not depend on the folder that a model lies in. */
+static const char *without_folder(const char *source) {
+    const char *name = source;
+    for (const char *p = source; *p; p++)
+        if (*p == '/' || *p == '\\') name = p + 1;
+    return name;
+}
+
 /* "linear model.py:12 in forward": what the compiler's messages name. */
 static Code layer_name(Emitter *e, const char *type, char **out) {
     const Instr *instr = e->instr;
     int32_t source = instr ? instr->node->source : -1;
     char text[512];
-    snprintf(text, sizeof text, "%s%s%s", instr ? op_info(instr->op)->name : type, source >= 0 ? " " : "",
-             source >= 0 ? e->g->sources[source] : "");
+    const char *place = source >= 0 ? without_folder(e->g->sources[source]) : "";
+    snprintf(text, sizeof text, "%s%s%s", instr ? op_info(instr->op)->name : type, source >= 0 ? " " : "", place);
     return arena_string(e->ctx, e->scratch, text, out);
 }
 
