@@ -93,7 +93,11 @@ class Model:
         request = core.compile_model(model, "CPU", options).create_infer_request()
         ports = [p for p in self.ports if p[0] == "in"]
         for k, (_, index, dtype, *shape) in enumerate(ports):
-            array = np.ascontiguousarray(inputs[int(index)]).astype(DTYPES[dtype])
+            array = np.ascontiguousarray(inputs[int(index)])
+            if dtype == "f16" and array.dtype == np.float32:  # as the session gives them to the device
+                beyond = np.isfinite(array) & (np.abs(array) >= 65520)
+                array = np.where(beyond, np.copysign(np.float32(57344), array), array)
+            array = array.astype(DTYPES[dtype])
             assert list(model.inputs[k].shape) == [int(n) for n in shape]
             assert f"in{k}" in model.inputs[k].names
             request.set_input_tensor(k, ov.Tensor(array.reshape([int(n) for n in shape])))

@@ -3,8 +3,8 @@
  * Masks are written as a number that is added to the scores: 0, or `mask_floor`. That is far below any score but not
  * the least number: adding a score to the least f16 gives -inf, and a row of these is NaN, which the padded rows of one
  * layer would give to all rows of the next. A row that may see nothing is left unmasked, and multiplied by 0 afterwards
- * (`safe`), or it is NaN as in eager. In f16 a mask of the least number (finfo.min) may come in as -inf at the border;
- * a whole row of it then counts as "sees nothing". */
+ * (`safe`), or it is NaN as in eager: then -inf stays in what is added. At an f32 border the device makes -inf of
+ * finfo.min: a whole row of it counts as "sees nothing", and never as NaN. */
 #include <math.h>
 #include <string.h>
 
@@ -117,15 +117,14 @@ static Code computed_float(Emitter *e, const Sizes *z, Wire mask, Wire triangle,
         TRY(emit_select(e, triangle, mask, low, &mask));
     }
     out->add = mask;
-    if (z->safe) {
-        TRY(emit_number(e, -INFINITY, &low));
-        TRY(emit_compare(e, "Greater", mask, low, &seen));
-        TRY(emit_convert(e, seen, e->real, &seen));
-        TRY(row_is_seen(e, seen, &out->keep));
-    } else if (e->real == ELEMENT_F32) {
-        return CODE_OK;
-    }
-    return emit_binary_number(e, "Maximum", mask, mask_floor(e), &out->add);
+    if (!z->safe && e->real == ELEMENT_F32) return CODE_OK;
+    TRY(emit_binary_number(e, "Maximum", mask, mask_floor(e), &out->add));
+    if (!z->safe && e->options->f32_border) return CODE_OK;
+    TRY(emit_number(e, -INFINITY, &low));
+    TRY(emit_compare(e, "Greater", mask, low, &seen));
+    if (!z->safe) return emit_select(e, seen, out->add, low, &out->add);
+    TRY(emit_convert(e, seen, e->real, &seen));
+    return row_is_seen(e, seen, &out->keep);
 }
 
 /* [S, T]: true on and below the diagonal. */
