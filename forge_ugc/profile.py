@@ -135,7 +135,8 @@ class Profile:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
     def _total(self) -> str:
-        return f"{statistics.median(self.total_ms):.3f} ms a call, median of {len(self.total_ms)}"
+        times = self.total_ms
+        return f"{statistics.median(times):.3f} ms a call, median of {len(times)} (fastest {min(times):.3f})"
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {self._total()}"]
@@ -153,12 +154,13 @@ class Profile:
         return f"<Profile of {self.title}: {self._total()}>"
 
     def _repr_html_(self) -> str:
-        from .html import bar, table, titled
+        from .html import bar, table, titled, where
 
         parts = []
         for by in ("device", "operator", "source", "instruction"):
             entries = self.by(by)[:20]
-            rows = [(escape(e["name"]), f"{e['ms']:.3f}", str(e["count"]), bar(e["share"])) for e in entries]
+            named = where if by == "source" else escape
+            rows = [(named(e["name"]), f"{e['ms']:.3f}", str(e["count"]), bar(e["share"])) for e in entries]
             parts.append((f"By {by}", table((by, "ms", "instructions", ""), rows, (1, 2))))
         return titled(f"{self.title}: {self._total()}", parts)
 

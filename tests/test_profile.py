@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import json
+import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -149,6 +151,35 @@ def test_artefact(tmp_path: Path) -> None:
         loaded.profile(torch.zeros(3))
     with pytest.raises(ValueError, match="calls must be positive"):
         loaded.profile(x, calls=0)
+
+
+def test_an_error_inside() -> None:
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x.relu()) + 1
+
+    with pytest.warns(forge_ugc.FallbackWarning):
+        forge = forge_ugc.compile(fails, torch.eye(3))
+    for _ in range(3):
+        with pytest.raises(torch.linalg.LinAlgError):
+            forge.profile(torch.zeros(3, 3))
+    assert forge.profile(torch.eye(3)).rows and torch.equal(forge(torch.eye(3)), torch.eye(3) + 1)
+
+
+def test_nothing_leaks() -> None:
+    x = torch.ones(2, 16)
+    forge = forge_ugc.compile(model(), x, device="cpu")
+    program = forge._now().program
+
+    def blocks() -> int:
+        for _ in range(50):
+            forge.profile(x, calls=1)
+            program.schedule()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    blocks()
+    before = blocks()
+    assert blocks() - before < 50
 
 
 def test_refusals() -> None:
