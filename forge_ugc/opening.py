@@ -172,7 +172,7 @@ def _random_arrays(model: Any, parameters: Mapping[str, Any], wanted: Wanted) ->
     config, draw, batch = model.config, np.random.default_rng(wanted.seed), wanted.batch
     text = config.get_text_config()
     vocabulary = getattr(text, "vocab_size", None)
-    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or DEFAULT_LENGTH
+    limit = _positions(model, text)
     length = wanted.length or min(DEFAULT_LENGTH, limit)
     main = model.main_input_name
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -196,6 +196,17 @@ def _random_arrays(model: Any, parameters: Mapping[str, Any], wanted: Wanted) ->
         shape = (batch, length if main == "input_ids" else min(wanted.length or 1, limit))
         arrays["decoder_input_ids"] = draw.integers(0, vocabulary, shape)
     return arrays
+
+
+def _positions(model: Any, config: Any) -> int:
+    """How many tokens the model has positions for. RoBERTa's begin after that of the padding."""
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or DEFAULT_LENGTH
+    padded = (
+        module.padding_idx + 1
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+    )
+    return int(limit) - next(padded, 0)
 
 
 def _tensor(array: np.ndarray[Any, Any], dtype: Any) -> Any:

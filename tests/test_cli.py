@@ -136,9 +136,10 @@ def test_random_inputs_repeat(tmp_path: Path) -> None:
     assert np.array_equal(a, b) and not np.array_equal(a, c)
 
 
-@pytest.mark.parametrize("name", ["Bert", "ViT", "Llama", "T5", "Whisper", "CLIP"])
+@pytest.mark.parametrize("name", ["Bert", "ViT", "Llama", "T5", "Whisper", "CLIP", "labels", "Roberta"])
 def test_architectures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
+    wide = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=99)
     small = dict(d_model=16, num_heads=2, d_kv=8, d_ff=16, num_layers=1, vocab_size=50, decoder_start_token_id=0)
     whisper = dict(
         d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
@@ -153,13 +154,31 @@ def test_architectures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     made = {
         "T5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**small)),
         "Whisper": lambda: transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**whisper)),
+        "labels": lambda: transformers.BertForSequenceClassification(
+            transformers.BertConfig(**wide, id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
+        ),
+        # positions begin after the padding's: there are fewer than the default length
+        "Roberta": lambda: transformers.RobertaForMaskedLM(
+            transformers.RobertaConfig(**wide, max_position_embeddings=66)
+        ),
         "CLIP": lambda: transformers.CLIPModel(transformers.CLIPConfig(**clip)),
     }
     model = made[name]() if name in made else tiny(name)[0]
     model.save_pretrained(tmp_path / "model")
-    length = [] if name in ("ViT", "Whisper") else ["--seq", 7]
+    length = [] if name in ("ViT", "Whisper", "Roberta") else ["--seq", 7]
     found = forge_json(capsys, "run", tmp_path / "model", "--check", *length)
     assert found["check"] and all(row["close"] for row in found["check"].values())
+    assert name != "labels" or {row["text"] for row in found["top"]} == {"good", "bad"}
+
+
+@pytest.mark.parametrize(
+    "options", ["--dtype bfloat16", "--device npu:emulate", "--device npu:emulate --precision w8a16"]
+)
+def test_check_knows_the_precision(options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny("Llama")[0].save_pretrained(tmp_path / "model")
+    found = forge_json(capsys, "run", tmp_path / "model", "--seq", 7, "--check", *options.split())
+    row = found["check"]["logits"]
+    assert row["close"] and 1e-3 < row["allowed"] and 0 < row["max_abs"]
 
 
 def test_check_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
