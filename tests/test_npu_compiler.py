@@ -256,3 +256,17 @@ def test_family(name: str, tmp_path: Path) -> None:
             folder = tmp_path / f"{what} {target}"
             jobs += [(f"{what} {xml.name}", xml, target) for xml in models(name, precision, fold, target, folder)]
     accepted(jobs)
+
+
+def test_family_in_bfloat16(tmp_path: Path) -> None:
+    """All floats of the graphs are f16."""
+    model = build("qwen2", 2, **SMALL["qwen2"], vocab_size=512).bfloat16()
+    ids = input_ids(model, seq=128)
+    jobs = []
+    for precision in ("fp16", "w8a16"):
+        compiled = forge_ugc.compile(model, (ids,), device="npu:plan:npu4000", precision=precision)
+        manifest = compiled.save_openvino_ir(tmp_path / precision)
+        paths = [tmp_path / precision / block["xml"] for block in manifest["blocks"]]
+        assert not any('"bf16"' in path.read_text() for path in paths)
+        jobs += [(f"{precision} {path.name}", path, "NPU4000") for path in paths]
+    accepted(jobs)
