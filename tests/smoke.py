@@ -63,6 +63,7 @@ def check(model: torch.nn.Module, *inputs: torch.Tensor) -> None:
                 got = compiled(*(t.clone() for t in inputs))
                 torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
             assert str(compiled.report) and compiled.ir("npuir")
+            assert compiled.profile(*(t.clone() for t in inputs), calls=2).rows and compiled.report.to_html()
 
 
 def main() -> None:
