@@ -109,6 +109,7 @@ MOVE: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda x: (x + torch.full((4, 1), 2.5), x * torch.arange(6, dtype=torch.float32), torch.ones(3, 4, 6) - x),
         X,
     ),
+    "products of vectors": (lambda x, y: (x @ y, (x @ y).exp(), torch.vdot(x + y, x) + x.sum()), (ROW, ROW.flip(0))),
     "slice_scatter": (
         lambda x, y: (x.slice_scatter(y[:, 1:3], 1, 0, 2), x.slice_scatter(y[..., :3], 2, 3, 6), x.slice_scatter(y)),
         (X, Y),

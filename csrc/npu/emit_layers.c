@@ -318,6 +318,13 @@ Code emit_reshape(Emitter *e, Wire x, uint8_t rank, const int64_t *shape, Wire *
     Wire target;
     *out = x;
     if (same_shape(wire_type(e, x), rank, shape)) return CODE_OK;
+    if (rank == 0) { /* as Squeeze: OpenVINO 2026 crashes on a product that is reshaped to no dimensions */
+        int64_t axes[MAX_RANK];
+        uint8_t count = wire_type(e, x)->rank;
+        for (uint8_t d = 0; d < count; d++) axes[d] = d;
+        TRY(emit_ints(e, axes, count, &target));
+        return emit_layer(e, "Squeeze", 1, (Wire[]){x, target}, 2, &type, 1, out, "%s", "");
+    }
     TRY(emit_ints(e, type.shape, rank, &target));
     return emit_layer(e, "Reshape", 1, (Wire[]){x, target}, 2, &type, 1, out, "special_zero=\"false\"");
 }
