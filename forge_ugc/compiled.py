@@ -16,7 +16,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import npu
-from ._core import NpuError
 from .capture import Captured, Kind, TensorMeta
 from .containers import SameContainer
 from .errors import CompileError, NpuWarning
@@ -47,18 +46,13 @@ class Options:
     threads: int
 
 
-class Plan:
-    """A program for one set of shapes. What fails on the NPU goes to the host, unless device="npu" forbids it."""
+class Plan(npu.Dispatched):
+    """A program for one set of shapes."""
 
     def __init__(self, options: Options, lowered: Lowered) -> None:
         self.lowered = lowered
-        self.upgrade: npu.Upgrade | None = None
         self._options = options
-        self._lock = threading.Lock()
-        try:
-            self._use(options.choice)
-        except NpuError as error:
-            self._use_host(error)
+        super().__init__(options.choice)
         self.sources = self.lowered.inputs
         plan = self.lowered.plan
         self.out_types = [(v.shape, v.dtype) for v in plan.values]
@@ -92,58 +86,11 @@ class Plan:
             inputs.append(t.data_ptr())
         return inputs, keep
 
-    def _use(self, choice: npu.Choice) -> None:
-        """Compiles for `choice`, and sees to the second tier."""
-        self.program, self.device = self._compile(replace(self._options, choice=choice))
-        self.choice = choice
-        settings = choice.npu
-        if settings is None or settings.mode != "dispatch" or not self._options.executable:
-            return
-        report = self.program.npu_report()
-        if not report["segments"]:
-            self.choice = replace(choice, reason=f"{choice.reason}, but nothing of the model is placed on it")
-            if settings.required:
-                warnings.warn('device="npu": nothing of the model is placed on the NPU', NpuWarning, stacklevel=2)
-        elif settings.fold == "auto" and report["weight_bytes"]:
-            self.upgrade = npu.upgrade_later(self)
+    def build(self, choice: npu.Choice, settings: dict[str, Any]) -> Any:
+        return self.compile(replace(self._options, choice=choice), **settings)
 
-    def _use_host(self, error: NpuError) -> None:
-        settings = self._options.choice.npu
-        if settings is None or settings.required:
-            raise error
-        reason = f"the NPU failed ({error.reason}): {npu.first_line(error)}"
-        warnings.warn(f"{reason}; the model runs on the host", NpuWarning, stacklevel=2)
-        self.upgrade = None
-        self._use(replace(npu.HOST, reason=reason))
-
-    def run(self, inputs: list[Any], outputs: list[int]) -> Any:
-        """Runs the program. A lost device is opened again once; then, if it may, the host takes over."""
-        for attempt in range(3):
-            program = self.program
-            try:
-                return program.run(inputs, outputs, self.host)
-            except NpuError as error:
-                self._recover(program, error, attempt)
-        return self.program.run(inputs, outputs, self.host)
-
-    def _recover(self, failed: Any, error: NpuError, attempt: int) -> None:
-        with self._lock:
-            if self.program is not failed:  # another thread has been here
-                return
-            if error.reason == "device-lost" and attempt == 0:
-                npu.forget(self.device)
-                try:
-                    return self._use(self._options.choice)
-                except NpuError as again:
-                    error = again
-            self._use_host(error)
-
-    def _compile(self, options: Options) -> tuple[Any, Any]:
-        """(program, device that it is dispatched to)."""
-        extra: dict[str, Any] = {}
-        if options.choice.npu is not None:
-            extra = options.choice.npu.arguments() if options.executable else {"npu_mode": "none"}
-        return self.compile(options, **extra), extra.get("device")
+    def executable(self) -> bool:
+        return self._options.executable
 
     def compile(self, options: Options, **changes: Any) -> Any:
         settings: dict[str, Any] = {

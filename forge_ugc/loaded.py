@@ -6,18 +6,15 @@ import os
 import sys
 import tempfile
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from . import _core, npu
-from ._core import NpuError
 from .artefact import DTYPES, Artefact
-from .errors import ArtefactError, NpuWarning
+from .errors import ArtefactError
 from .profile import Profile
 
 _REQUIRED = object()
@@ -58,13 +55,13 @@ def load(
     return LoadedModel(Artefact(path, verify), choice, _threads() if num_threads is None else num_threads)
 
 
-def unpickled(data: bytes, device: str, precision: str, threads: int) -> LoadedModel:
+def unpickled(data: bytes, request: dict[str, Any], threads: int) -> LoadedModel:
     """The other end of pickling a CompiledModel or a LoadedModel."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.forge")
         with open(path, "wb") as file:
             file.write(data)
-        return load(path, device=device, precision=precision, num_threads=threads)  # mapped: the name may go
+        return load(path, **request, num_threads=threads)  # mapped: the name may go
 
 
 def _threads() -> int:
@@ -110,22 +107,9 @@ class LoadedModel:
         self._outputs = manifest["outputs"]
 
     def _build(self, artefact: Artefact, choice: npu.Choice, threads: int) -> list[_Program]:
-        settings = choice.npu
-        try:
-            programs = [_Program(artefact, entry, choice, threads) for entry in self.manifest["programs"]]
-        except NpuError as error:
-            if settings is None or settings.required:
-                raise
-            warnings.warn(
-                f"the NPU failed ({error.reason}): {npu.first_line(error)}; the model runs on the host",
-                NpuWarning,
-                stacklevel=4,
-            )
-            choice = replace(npu.HOST, reason=f"the NPU failed ({error.reason}): {npu.first_line(error)}")
-            programs = [_Program(artefact, entry, choice, threads) for entry in self.manifest["programs"]]
+        programs = [_Program(artefact, entry, choice, threads) for entry in self.manifest["programs"]]
         if not programs:
             raise ArtefactError(f"{self._path}: no program")
-        self.device, self._chosen = choice.device, choice
         return programs
 
     def _check(self, program: _Program) -> None:
@@ -217,7 +201,7 @@ class LoadedModel:
         addresses, keep = self._gather(program, buffers)
         self._check_apart(program, keep)
         results = [_allocate(torch, dtype, shape) for dtype, shape in program.outputs]
-        program.core.run(addresses, [address for _, address in results])
+        program.run(addresses, [address for _, address in results])
         for kind, which, index in program.writes:
             if kind == "leaf":
                 buffers[which].store(results[index][0])
@@ -247,14 +231,19 @@ class LoadedModel:
 
     # --- looking inside -----------------------------------------------------------------------------------------------
 
+    @property
+    def device(self) -> str:
+        """Where the first program runs."""
+        return self._programs[0].choice.device
+
     def ir(self, stage: str = "final") -> str:
         """Text of the first program: "final" (the graph), "npuir" or "schedule"."""
-        return str(self._programs[0].core.text(stage))
+        return str(self._programs[0].program.text(stage))
 
     @property
     def report(self) -> dict[str, Any]:
         """What loading did: phases in ms, buffers, transitions, instructions; see `_core.Program.report`."""
-        return dict(self._programs[0].core.report())
+        return dict(self._programs[0].program.report())
 
     def profile(self, *args: Any, calls: int = 5, **kwargs: Any) -> Profile:
         """As CompiledModel.profile: the time of each instruction over `calls` calls. State stays as it is."""
@@ -265,15 +254,15 @@ class LoadedModel:
             addresses, keep = self._gather(program, buffers)
             results = [_allocate(None, dtype, shape) for dtype, shape in program.outputs]
             outputs = [address for _, address in results]
-            program.core.run(addresses, outputs)
-            times = [program.core.profile(addresses, outputs) for _ in range(calls)]
+            program.program.run(addresses, outputs)
+            times = [program.program.profile(addresses, outputs) for _ in range(calls)]
             del keep
-        return Profile(f"{self.manifest.get('model', '')} on {self.device}", program.core.schedule(), times)
+        return Profile(f"{self.manifest.get('model', '')} on {self.device}", program.program.schedule(), times)
 
     def _live(self) -> dict[str, Any]:
         """What a Report says of now."""
-        choice, first = self._chosen, self._programs[0]
-        found = first.core.npu_report() if choice.npu is not None else None
+        choice, first = self._programs[0].choice, self._programs[0]
+        found = first.program.npu_report() if choice.npu is not None else None
         return {
             "device": choice.device,
             "device_reason": choice.reason,
@@ -289,39 +278,23 @@ class LoadedModel:
 
     def __reduce__(self) -> Any:
         """Pickles as the file's bytes: state that forward() has changed goes back to what was saved."""
-        choice = self._choice
-        device = "auto" if choice.npu is not None and not choice.npu.required else choice.device
-        return unpickled, (self._artefact.data(), device, choice.precision, self._threads)
+        return unpickled, (self._artefact.data(), self._choice.request(), self._threads)
 
     def __repr__(self) -> str:
         return f"<forge_ugc.LoadedModel of {self.manifest.get('model', '')} on {self.device}>"
 
 
-class _Program:
+class _Program(npu.Dispatched):
     """One graph of an artefact, ready to run."""
 
     def __init__(self, artefact: Artefact, entry: dict[str, Any], choice: npu.Choice, threads: int) -> None:
-        constants = []
+        self._artefact, self._graph, self._threads = artefact, _text(entry["graph"]), threads
+        self._constants: list[tuple[int, int] | None] = []
         for key in entry["constants"]:
             memory = artefact.tensors[key] if key is not None else None
-            constants.append(None if memory is None else (memory.address, memory.nbytes))
-        options = choice.npu.arguments() if choice.npu is not None else {}
-        executable = choice.npu is None or choice.npu.mode != "none"
-        try:
-            self.core = _core.load(
-                artefact.text(_text(entry["graph"])),
-                constants,
-                target=choice.target,
-                threads=threads,
-                pack=executable,
-                executable=executable,
-                keepalive=artefact,
-                **options,
-            )
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise ArtefactError(f"{artefact.path}: {entry['graph']}: {error}") from None
-        self.program = self.core  # what npu.Upgrade looks for
-        self.inputs, self.outputs = self.core.types()
+            self._constants.append(None if memory is None else (memory.address, memory.nbytes))
+        super().__init__(choice)
+        self.inputs, self.outputs = self.program.types()
         self.sources = [_source(s) for s in entry["inputs"]]
         self.writes = [(*_source(w["to"]), w["output"]) for w in entry["writes"]]
         if len(self.sources) != len(self.inputs):
@@ -329,9 +302,21 @@ class _Program:
         pairs = zip(self.sources, self.inputs, strict=True)
         self.leaves = [(which, dtype, shape) for (kind, which), (dtype, shape) in pairs if kind == "leaf"]
         self.stateful = any(kind == "state" for kind, _ in self.sources)
-        self.upgrade: npu.Upgrade | None = None
-        if choice.npu is not None and choice.npu.mode == "dispatch" and choice.npu.fold == "auto":
-            self.upgrade = npu.upgrade_later(self)
+
+    def build(self, choice: npu.Choice, settings: dict[str, Any]) -> Any:
+        try:
+            return _core.load(
+                self._artefact.text(self._graph),
+                self._constants,
+                target=choice.target,
+                threads=self._threads,
+                pack=self.executable(),
+                executable=self.executable(),
+                keepalive=self._artefact,
+                **settings,
+            )
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ArtefactError(f"{self._artefact.path}: {self._graph}: {error}") from None
 
     def shape_of(self, leaf: int) -> tuple[int, ...]:
         return next(shape for which, _, shape in self.leaves if which == leaf)

@@ -8,14 +8,16 @@ import os
 import queue
 import re
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import _core
 from ._core import NpuError
+from .errors import NpuWarning
 
 DEFAULT_TARGET = "npu4000"
 PRECISIONS = ("auto", "fp32", "fp16", "w8a16", "w4a16")
@@ -48,6 +50,15 @@ class NpuSettings:
             "cache_dir": self.cache_dir,
         }
 
+    def options(self) -> dict[str, Any]:
+        """As `npu_options` of compile()."""
+        return {
+            "types": "f32" if self.f32_types else "f16",
+            "border": "f32" if self.f32_border else "f16",
+            "config": dict(re.findall(r'(\S+?)="([^"]*)"', self.config)),
+            "cache": self.cache_dir is not None,
+        }
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -58,6 +69,18 @@ class Choice:
     precision: str
     reason: str
     npu: NpuSettings | None
+
+    def request(self) -> dict[str, Any]:
+        """Arguments of compile() or load() that come to the same."""
+        if self.npu is None:
+            return {"device": self.device, "precision": self.precision}
+        named = self.npu.required or self.npu.mode != "dispatch"
+        return {
+            "device": self.device if named else "auto",
+            "precision": self.precision,
+            "fold": self.npu.fold,
+            "npu_options": self.npu.options(),
+        }
 
 
 HOST = Choice("cpu", "cpu", "fp32", 'device="cpu" was asked for', None)
@@ -166,6 +189,8 @@ def first_line(error: BaseException) -> str:
 _lock = threading.Lock()
 _device: _core.NpuDevice | None = None
 _device_of: tuple[str | None, ...] = ()  # the loader's settings that it was opened with
+_opened: set[tuple[str | None, ...]] = set()  # the settings that were ever used in this process
+_inherited: set[tuple[str | None, ...]] = set()  # those of the processes that it was forked from
 
 
 def device() -> _core.NpuDevice:
@@ -173,9 +198,17 @@ def device() -> _core.NpuDevice:
     global _device, _device_of
     wanted = tuple(os.environ.get(name) for name in ("FORGE_ZE_LOADER", "ZE_ENABLE_ALT_DRIVERS"))
     with _lock:
+        if wanted in _inherited:
+            error = NpuError(
+                "the NPU was opened before this process was forked, and its driver does not survive that; start the "
+                "process with the `spawn` method, or fork before anything is compiled for the NPU"
+            )
+            error.reason = "failed"
+            raise error
         if _device is None or _device_of != wanted:
             _device, _device_of = None, wanted
             _device = _core.NpuDevice.open()
+            _opened.add(wanted)
         return _device
 
 
@@ -277,6 +310,7 @@ def _after_fork() -> None:
     """Neither the thread nor the device survives in a child."""
     global _worker, _device, _lock
     _worker, _device, _lock = _Worker(), None, threading.Lock()
+    _inherited.update(_opened)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -290,3 +324,81 @@ def settle(timeout: float | None = None) -> bool:
 def upgrade_later(owner: Any) -> Upgrade:
     """Compiles the second tier of `owner.program` in the background."""
     return _worker.submit(Upgrade(owner))
+
+
+# --- programs that may leave the NPU ----------------------------------------------------------------------------------
+
+
+class Dispatched:
+    """A program for `wanted`. A lost NPU is opened again once; other failures send the program to the host, unless the
+    NPU is required. `choice` is what it was compiled for at last."""
+
+    program: Any
+    choice: Choice
+
+    def __init__(self, wanted: Choice) -> None:
+        self.upgrade: Upgrade | None = None
+        self._wanted = wanted
+        self._guard = threading.Lock()
+        try:
+            self._use(wanted)
+        except NpuError as error:
+            self._use_host(error)
+
+    def build(self, choice: Choice, settings: dict[str, Any]) -> Any:
+        """The core's program. `settings`: those of the NPU."""
+        raise NotImplementedError
+
+    def executable(self) -> bool:
+        return self._wanted.npu is None or self._wanted.npu.mode != "none"
+
+    def run(self, *arguments: Any) -> Any:
+        """`program.run`. Thread-safe."""
+        for attempt in range(3):
+            program = self.program
+            try:
+                return program.run(*arguments)
+            except NpuError as error:
+                self._recover(program, error, attempt)
+        return self.program.run(*arguments)
+
+    def _use(self, choice: Choice) -> None:
+        """Compiles for `choice`, and sees to the second tier."""
+        settings = choice.npu
+        dispatched = settings is not None and settings.mode == "dispatch" and self.executable()
+        if settings is None:
+            arguments: dict[str, Any] = {}
+        else:
+            arguments = settings.arguments() if self.executable() else {"npu_mode": "none"}
+        self._device = arguments.get("device")
+        self.program = self.build(choice, arguments)
+        self.choice = choice
+        if settings is None or not dispatched:
+            return
+        report = self.program.npu_report()
+        if not report["segments"]:
+            self.choice = replace(choice, reason=f"{choice.reason}, but nothing of the model is placed on it")
+            if settings.required:
+                warnings.warn('device="npu": nothing of the model is placed on the NPU', NpuWarning, stacklevel=2)
+        elif settings.fold == "auto" and report["weight_bytes"]:
+            self.upgrade = upgrade_later(self)
+
+    def _use_host(self, error: NpuError) -> None:
+        if self._wanted.npu is None or self._wanted.npu.required:
+            raise error
+        reason = f"the NPU failed ({error.reason}): {first_line(error)}"
+        warnings.warn(f"{reason}; the model runs on the host", NpuWarning, stacklevel=2)
+        self.upgrade = None
+        self._use(replace(HOST, reason=reason))
+
+    def _recover(self, failed: Any, error: NpuError, attempt: int) -> None:
+        with self._guard:
+            if self.program is not failed:  # another thread has been here
+                return
+            if error.reason == "device-lost" and attempt == 0:
+                forget(self._device)
+                try:
+                    return self._use(self._wanted)
+                except NpuError as again:
+                    error = again
+            self._use_host(error)

@@ -100,13 +100,7 @@ def pickled(model: CompiledModel) -> tuple[Any, ...]:
         save(model, path)
         with open(path, "rb") as file:
             data = file.read()
-    choice = model._options.choice
-    device = (
-        "auto"
-        if choice.npu is not None and choice.npu.mode == "dispatch" and not choice.npu.required
-        else choice.device
-    )
-    return unpickled, (data, device, choice.precision, model._options.threads)
+    return unpickled, (data, model._options.choice.request(), model._options.threads)
 
 
 def _refuse_hosts(lowered: Lowered) -> None:
