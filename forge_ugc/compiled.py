@@ -168,10 +168,11 @@ class CompiledModel:
         inputs, keep = plan.gather(leaves)
         if not plan.any_opaque:
             results: list[Any] = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in plan.out_types]
-            plan.run(inputs, [t.data_ptr() for t in results])
+            plan.run(inputs, [t.data_ptr() for t in results], plan.host)
         else:
             results = [0 if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
-            objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results])
+            addresses = [0 if type(t) is int else t.data_ptr() for t in results]
+            objects = plan.run(inputs, addresses, plan.host)
             results = [
                 o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types, strict=True)
             ]

@@ -380,7 +380,7 @@ class Dispatched:
             self.choice = replace(choice, reason=f"{choice.reason}, but nothing of the model is placed on it")
             if settings.required:
                 warnings.warn('device="npu": nothing of the model is placed on the NPU', NpuWarning, stacklevel=2)
-        elif settings.fold == "auto" and report["weight_bytes"]:
+        elif settings.fold == "auto" and report["tier"] == 0:
             self.upgrade = upgrade_later(self)
 
     def _use_host(self, error: NpuError) -> None:

@@ -118,6 +118,16 @@ def test_a_stack_of_equal_blocks(device: SoftwareNpu, fold: Any) -> None:
 
 
 @torch.no_grad()
+def test_a_layer_that_is_used_again_and_again(device: SoftwareNpu) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU())] * 4).eval()  # no weight is an argument
+    forge = compile_npu(model, X)
+    assert_same(model(X), forge(X))
+    assert forge.wait(60) and forge.report["tier"] == 1 and forge.report["npu"]["calls"] == 1
+    assert_same(model(X), forge(X))
+
+
+@torch.no_grad()
 def test_f16_is_as_near_as_emulation_says(device: SoftwareNpu) -> None:
     model = stack()
     expected = model(X)

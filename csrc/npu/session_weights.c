@@ -95,7 +95,7 @@ static Code place_weights(Planner *p) {
     for (uint32_t i = 0; i < w->count; i++) {
         Weight *weight = &w->items[i];
         void *ready = weight->source->bytes >= LEAST_IMPORT ? ready_memory(p->plan->ir->graph, weight) : NULL;
-        w->bytes += weight->source->bytes;
+        if (weight->source->part != WEIGHT_BYTES) w->bytes += weight->source->bytes; /* masks are no weights */
         if (!ready) continue;
         TRY(npu_memory_import(p->ctx, p->device, ready, weight->source->bytes, &weight->memory));
         if (!weight->memory) continue; /* the driver cannot */
