@@ -338,7 +338,7 @@ def _loaded_report(model: LoadedModel) -> Report:
         live=weakref.WeakMethod(model._live),
         sources=[],
         operators=core["instructions"],
-        schedule=model._programs[0].core.schedule(),
+        schedule=model._programs[0].program.schedule(),
         title=str(manifest.get("model", "")),
     )
 
