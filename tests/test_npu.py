@@ -106,12 +106,13 @@ def test_a_stack_of_equal_blocks(device: SoftwareNpu, fold: Any) -> None:
     first = forge.report["npu"]
     assert forge.report["tier"] == int(fold is False) or fold == "auto"
     if fold is True:
-        assert first["blocks"] < first["calls"] and first["weight_bytes"] > 0
+        assert first["blocks"] < first["calls"] and first["weight_bytes"] > 64 * 64
     for x in (X, X * 2, X.transpose(1, 2).contiguous().transpose(1, 2)):
         assert_same(model(x), forge(x))
     assert forge.wait(60) and forge.report["tier"] == int(fold is not True)
     if fold is not True:
-        assert forge.report["npu"]["blocks"] == 1 and forge.report["npu"]["weight_bytes"] == 0
+        mask = 12 * 12 * 4  # an argument in either tier
+        assert forge.report["npu"]["blocks"] == 1 and forge.report["npu"]["weight_bytes"] == mask
     assert_same(model(X), forge(X))
     text = str(forge.report)
     assert "npu: Software NPU" in text and "tier" in text and "1 segments with 100.0% of the operations" in text
