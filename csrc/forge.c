@@ -160,6 +160,11 @@ static Code plan_program(Context *ctx, Program *program, const Target *target, c
     return options->executable ? program_executor(ctx, program, target, options) : CODE_OK;
 }
 
+Code forge_may_share(Context *ctx, const Program *program, uint32_t input, uint32_t output, bool *may) {
+    *may = alloc_may_share(program->ir, kernel_traits, input, output);
+    return *may ? alloc_check_shared(ctx, program->ir, input, output) : CODE_OK;
+}
+
 /* --- all ---------------------------------------------------------------------------------------------------------- */
 
 static Code check_options(Context *ctx, const CompileOptions *options, const Target **target) {

@@ -77,6 +77,9 @@ MUST_USE Code forge_text(Context *ctx, const Program *program, const char *stage
  * polls ctx->cancelled. Nothing changes if it fails. */
 MUST_USE Code forge_upgrade(Context *ctx, Program *program);
 
+/* Whether input and output may be the same memory (alloc_may_share), proved by the checker. */
+MUST_USE Code forge_may_share(Context *ctx, const Program *program, uint32_t input, uint32_t output, bool *may);
+
 /* The segments as OpenVINO models, on any machine: `visit` sees each block of the plan with its model. */
 typedef struct EmitRequest {
     bool fold;

@@ -123,6 +123,8 @@ class Program:
         """instructions [{op, device, type, source}] in order; buffers [{id, device, bytes, offset, slot, first, last}]
         of the arenas, first and last being positions of instructions; segments [(first, count)]; arena_bytes
         {device: bytes}. Of a host call, op is the ATen name; type is that of the first result that is written."""
+    def may_share(self, input: int, output: int) -> bool:
+        """Whether run() takes one address for this input and this output, which is then written over it."""
     def text(self, stage: str) -> str: ...  # "capture", "after:cse", "final", "npuir", "schedule"
     def portable(
         self,

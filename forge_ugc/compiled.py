@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from .capture import Captured, Kind, TensorMeta
 from .containers import SameContainer
 from .errors import CompileError, NpuWarning
 from .lowering import Lowered, lower
-from .lowering.outputs import Fresh, Known
+from .lowering.outputs import Alias, Fresh, Known
 from .overlap import Overlap, written_overlap
 from .profile import Profile
 from .report import Report
@@ -54,6 +54,7 @@ class Plan(npu.Dispatched):
         self._options = options
         super().__init__(options.choice)
         self.sources = self.lowered.inputs
+        self.in_place = self._in_place()
         plan = self.lowered.plan
         self.out_types = [(v.shape, v.dtype) for v in plan.values]
         self.any_opaque = any(dtype == OBJECT for _, dtype in self.out_types)
@@ -61,6 +62,24 @@ class Plan(npu.Dispatched):
         self.plain = [Fresh(i) for i in range(len(plan.user))] == plan.user and len(plan.user) == len(plan.values)
         hosts = self.lowered.hosts
         self.host = (lambda callee, args: hosts[callee](args)) if hosts else None
+
+    def _in_place(self) -> list[tuple[int, int, int | Slot]]:
+        """(program input, program output, what forward() writes): outputs that are made in the memory of what they are
+        the new value of. Only where nothing else is handed out of that output, and the program allows it."""
+        plan = self.lowered.plan
+        handed_out = plan.user + [item for items in plan.containers for item in items]
+        roots = (item.root if isinstance(item, Alias) else item for item in handed_out)
+        taken = Counter([index for _, index in plan.writes] + [r.index for r in roots if isinstance(r, Fresh)])
+        inputs = {_identity(where): i for i, (where, opaque) in enumerate(self.sources) if not opaque}
+        found = []
+        for where, index in plan.writes:
+            number = inputs.get(_identity(where))
+            value = plan.values[index]
+            if number is None or taken[index] > 1 or self.lowered.input_types[number] != (value.shape, value.dtype):
+                continue
+            if self.program.may_share(number, index):
+                found.append((number, index, where))
+        return found
 
     def gather(self, leaves: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """Addresses (or objects) for the program's inputs, and the tensors that own the memory."""
@@ -166,13 +185,13 @@ class CompiledModel:
         found = containers.collect(self._signature, values) if containers is not None else []
 
         inputs, keep = plan.gather(leaves)
-        if not plan.any_opaque:
-            results: list[Any] = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in plan.out_types]
-            plan.run(inputs, [t.data_ptr() for t in results], plan.host)
-        else:
-            results = [0 if d == OBJECT else torch.empty(s, dtype=d, device="cpu") for s, d in plan.out_types]
-            addresses = [0 if type(t) is int else t.data_ptr() for t in results]
-            objects = plan.run(inputs, addresses, plan.host)
+        results, written = self._results(plan, leaves, inputs)
+        try:
+            objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results], plan.host)
+        finally:
+            if written:  # autograd and other compiled models have to know
+                torch.autograd.graph.increment_version(written)
+        if plan.any_opaque:
             results = [
                 o if d == OBJECT else r for r, o, (_, d) in zip(results, objects or (), plan.out_types, strict=True)
             ]
@@ -221,6 +240,20 @@ class CompiledModel:
             self._check_apart(leaves, [], Overlap)
         return values, leaves
 
+    def _results(self, plan: Plan, leaves: list[Any], inputs: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """What the program writes: new tensors (0 for an object), or the caller's own; and the latter alone."""
+        own: dict[int, torch.Tensor] = {}
+        for number, index, where in plan.in_place:
+            t = _place(where, leaves)
+            # not a tensor that was copied to be row major, nor one that torch will refuse to write
+            if t.data_ptr() == inputs[number] and (not t.is_inference() or torch.is_inference_mode_enabled()):
+                own[index] = t
+        results = [
+            own[i] if i in own else 0 if dtype == OBJECT else torch.empty(shape, dtype=dtype, device="cpu")
+            for i, (shape, dtype) in enumerate(plan.out_types)
+        ]
+        return results, list(own.values())
+
     def _check_apart(self, leaves: list[Any], state: list[Slot], error: type[Exception]) -> None:
         """Raises `error` where a tensor that forward() writes shares memory with another input or one of `state`."""
         written, paths = self._written_leaves, self._signature.paths
@@ -241,14 +274,13 @@ class CompiledModel:
         outputs = plan.lowered.plan
 
         def place(where: int | Slot | Fresh) -> torch.Tensor:
-            if isinstance(where, Fresh):
-                return results[where.index]
-            tensor: torch.Tensor = leaves[where] if type(where) is int else where.tensor()  # type: ignore[union-attr]
-            return tensor
+            return results[where.index] if isinstance(where, Fresh) else _place(where, leaves)
 
         with torch.no_grad():
             for where, index in outputs.writes:
-                place(where).copy_(results[index])
+                written = place(where)
+                if written is not results[index]:  # else the program has written it
+                    written.copy_(results[index])
 
         made: dict[int, Any] = {}
 
@@ -503,6 +535,16 @@ class CompiledModel:
         from .saving import pickled
 
         return pickled(self)
+
+
+def _place(where: int | Slot, leaves: list[Any]) -> torch.Tensor:
+    """What a write goes to: a leaf of the arguments or a state tensor."""
+    tensor: torch.Tensor = leaves[where] if type(where) is int else where.tensor()  # type: ignore[union-attr]
+    return tensor
+
+
+def _identity(where: int | Slot) -> Any:
+    return (id(where.where), where.key) if isinstance(where, Slot) else where
 
 
 def _acceptable(value: Any) -> bool:

@@ -45,6 +45,46 @@ static bool can_reuse(const Planner *p, const Instr *instr, uint32_t position, u
     return true;
 }
 
+/* Whether an instruction that writes result 0 over `buffer`, which is not in the arena, reads it as its kernel allows.
+ */
+static bool reads_in_place(const Npuir *ir, TraitsFn traits, const Instr *instr, BufferId buffer) {
+    uint32_t bits = traits(instr->op).inplace;
+    for (uint32_t k = 0; k < instr->n_in; k++) {
+        if (instr->in[k] == REG_NONE || ir->regs[instr->in[k]].buffer != buffer) continue;
+        if (!trait_bit(bits, k) || !same_layout(&ir->regs[instr->in[k]], &ir->regs[instr->out[0]])) return false;
+    }
+    return true;
+}
+
+static bool looks_into(const Npuir *ir, const RegId *regs, uint32_t n, BufferId buffer, uint32_t *first) {
+    for (*first = 0; *first < n; ++*first) {
+        if (regs[*first] != REG_NONE && ir->regs[regs[*first]].buffer == buffer) return true;
+    }
+    return false;
+}
+
+bool alloc_may_share(const Npuir *ir, TraitsFn traits, uint32_t input, uint32_t output) {
+    if (input >= ir->n_inputs || output >= ir->n_outputs || ir->inputs[input] == REG_NONE) return false;
+    BufferId from = ir->regs[ir->inputs[input]].buffer, to = ir->regs[ir->outputs[output]].buffer;
+    const Buffer *source = &ir->buffers[from], *target = &ir->buffers[to];
+    if (source->space != SPACE_INPUT || target->space != SPACE_OUTPUT || target->index != output) return false;
+    if (source->bytes != target->bytes) return false;
+    bool written = false;
+    for (uint32_t position = 0; position < ir->n_instrs; position++) {
+        const Instr *instr = &ir->instrs[ir->order[position]];
+        if (instr->device != DEVICE_CPU) return false;
+        uint32_t operand, result, again;
+        bool reads = looks_into(ir, instr->in, instr->n_in, from, &operand);
+        bool writes = looks_into(ir, instr->out, instr->n_out, to, &result);
+        if (instr->op == OP_host && (reads || writes || looks_into(ir, instr->in, instr->n_in, to, &again)))
+            return false;
+        if (reads && written) return false;
+        if (reads && writes && (result != 0 || !reads_in_place(ir, traits, instr, from))) return false;
+        written = written || writes;
+    }
+    return written;
+}
+
 static void choose_inplace(Planner *p, Instr *instr, uint32_t position) {
     instr->inplace = false;
     instr->inplace_operand = 0;

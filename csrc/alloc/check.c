@@ -191,3 +191,44 @@ Code alloc_check(Context *ctx, const Npuir *ir) {
     arena_destroy(&c.scratch);
     return code;
 }
+
+/* --- an input's memory that is an output's too ---------------------------------------------------------------------
+ */
+static bool same_elements(const Register *a, const Register *b) {
+    if (a->dtype != b->dtype || a->rank != b->rank || a->offset != b->offset) return false;
+    for (int d = 0; d < a->rank; d++) {
+        if (a->shape[d] != b->shape[d] || a->strides[d] != b->strides[d]) return false;
+    }
+    return true;
+}
+
+Code alloc_check_shared(Context *ctx, const Npuir *ir, uint32_t input, uint32_t output) {
+    if (input >= ir->n_inputs || output >= ir->n_outputs || ir->inputs[input] == REG_NONE)
+        return fail(ctx, CODE_INTERNAL, "shared memory: there is no input %u or output %u", input, output);
+    BufferId old = ir->regs[ir->inputs[input]].buffer, new = ir->regs[ir->outputs[output]].buffer;
+    bool is_new = false; /* what the memory holds */
+    if (old == new || ir->buffers[old].bytes != ir->buffers[new].bytes)
+        return fail(ctx, CODE_INTERNAL, "shared memory: input %u and output %u differ in size", input, output);
+    for (uint32_t p = 0; p < ir->n_instrs; p++) {
+        const Instr *instr = &ir->instrs[ir->order[p]];
+        const Register *made = NULL;
+        for (uint32_t k = 0; k < instr->n_out; k++) {
+            if (instr->out[k] == REG_NONE || ir->regs[instr->out[k]].buffer != new) continue;
+            if (is_new) return fail(ctx, CODE_INTERNAL, "shared memory: output %u is written twice", output);
+            made = &ir->regs[instr->out[k]];
+        }
+        for (uint32_t k = 0; k < instr->n_in; k++) {
+            if (instr->in[k] == REG_NONE) continue;
+            const Register *r = &ir->regs[instr->in[k]];
+            if (r->buffer != old && r->buffer != new) continue;
+            bool wants_new = r->buffer == new;
+            bool in_place = !made || (!wants_new && made == &ir->regs[instr->out[0]] && same_elements(r, made));
+            if (wants_new != is_new || !in_place || instr->op == OP_host)
+                return fail(ctx, CODE_INTERNAL, "shared memory: %s at %u reads %s %u, which output %u is written over",
+                            op_info(instr->op)->name, p, wants_new ? "output" : "input", wants_new ? output : input,
+                            output);
+        }
+        is_new = is_new || made;
+    }
+    return is_new ? CODE_OK : fail(ctx, CODE_INTERNAL, "shared memory: output %u is never written", output);
+}

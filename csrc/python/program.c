@@ -216,6 +216,17 @@ static PyObject *program_profile(PyObject *object, PyObject *const *args, Py_ssi
     return list;
 }
 
+static PyObject *program_may_share(PyObject *object, PyObject *args) {
+    unsigned input, output;
+    bool may;
+    if (!PyArg_ParseTuple(args, "II:may_share", &input, &output)) return NULL;
+    Context ctx;
+    context_init(&ctx);
+    Code code = forge_may_share(&ctx, ((ProgramObject *)object)->program, input, output, &may);
+    if (code != CODE_OK) return raise_code(PyType_GetModuleState(Py_TYPE(object)), &ctx, code), NULL;
+    return PyBool_FromLong(may);
+}
+
 /* --- text and report ---------------------------------------------------------------------------------------------- */
 static PyObject *program_text(PyObject *object, PyObject *stage) {
     const Program *program = ((ProgramObject *)object)->program;
@@ -362,6 +373,9 @@ static PyMethodDef program_methods[] = {
      "schedule()."},
     {"schedule", program_schedule, METH_NOARGS,
      "schedule()\n--\n\nThe instructions in order, the buffers of the arenas with their lifetimes, the segments."},
+    {"may_share", program_may_share, METH_VARARGS,
+     "may_share(input, output)\n--\n\n"
+     "Whether run() takes one address for this input and this output, which is then written over it."},
     {"text", program_text, METH_O, "text(stage)\n--\n\nThe program as text, as it was at a stage of the compilation."},
     {"portable", program_portable, METH_NOARGS,
      "portable()\n--\n\n(text, constants): the final graph as load() takes it. Of each constant of the graph in order "

@@ -97,6 +97,11 @@ static void test_random(void) {
         CHECK(schedule.transitions_after <= schedule.transitions_before);
         CHECK_OK(&ctx, alloc_plan(&ctx, ir, test_traits, &report));
         CHECK_OK(&ctx, alloc_check(&ctx, ir));
+        for (uint32_t input = 0; input < ir->n_inputs; input++) {
+            for (uint32_t output = 0; output < ir->n_outputs; output++)
+                if (alloc_may_share(ir, test_traits, input, output))
+                    CHECK_OK(&ctx, alloc_check_shared(&ctx, ir, input, output));
+        }
         CHECK_OK(&ctx, npuir_verify(&ctx, ir));
         for (int form = 0; form < 2; form++) {
             char *text = print(&ctx, ir, form);
@@ -354,7 +359,72 @@ static void test_verify(void) {
     arena_destroy(&arena);
 }
 
+/* --- an output in the memory of an input -------------------------------------------------------------------------- */
+static const char update[] = "graph {\n"
+                             "  %x = input {index=0} : f32[4,8]\n"
+                             "  %v = input {index=1} : f32[4,8]\n"
+                             "  %w = input {index=2} : f32[4,4]\n"
+                             "  %old = neg %x : f32[4,8]\n"
+                             "  %t = permute %x {dims=[1, 0]} : f32[8,4]\n"
+                             "  %r = reshape %t {shape=[4, 8]} : f32[4,8]\n"
+                             "  %p = add %r, %v : f32[4,8]\n"
+                             "  %y = add %x, %v : f32[4,8]\n"
+                             "  %s = mul %y, %old : f32[4,8]\n"
+                             "  %m = matmul %w, %w : f32[4,4]\n"
+                             "  return %y, %s, %p, %m, %x\n"
+                             "}\n";
+
+static KernelTraits no_traits(Op op) {
+    (void)op;
+    return (KernelTraits){0};
+}
+
+static void test_shared(void) {
+    Context ctx;
+    Arena arena;
+    Graph *g;
+    Npuir *ir;
+    context_init(&ctx);
+    arena_init(&arena);
+    CHECK_OK(&ctx, graph_parse(&ctx, &arena, update, strlen(update), &g));
+    LowerOptions options = {.target = target_find("cpu"), .traits = test_traits, .threads = 1};
+    CHECK_OK(&ctx, npuir_lower(&ctx, &arena, g, &options, &ir));
+    uint32_t n = ir->n_instrs,
+             sum = 3; /* neg, a copy for the reshape, add, add, mul, matmul, a copy for the output %x */
+    CHECK_EQUAL(n, 7);
+    CHECK(ir->instrs[sum].op == OP_add && ir->instrs[6].op == OP_contiguous);
+    CHECK(!alloc_may_share(ir, test_traits, 0, 0)); /* %x is an output too, and copied last */
+    CHECK_CODE(&ctx, CODE_INTERNAL, alloc_check_shared(&ctx, ir, 0, 0));
+    CHECK(strstr(ctx.text, "contiguous at 6 reads input 0") != NULL);
+    memmove(ir->order + 1, ir->order, 6 * sizeof *ir->order); /* now it is copied first */
+    ir->order[0] = 6;
+    CHECK_OK(&ctx, npuir_verify(&ctx, ir));
+    CHECK(alloc_may_share(ir, test_traits, 0, 0));
+    CHECK_OK(&ctx, alloc_check_shared(&ctx, ir, 0, 0));
+    CHECK(!alloc_may_share(ir, no_traits, 0, 0));   /* the kernel does not work in place */
+    CHECK(alloc_may_share(ir, test_traits, 0, 1)); /* all that reads %x comes before %s */
+    CHECK(alloc_may_share(ir, test_traits, 1, 0) && alloc_may_share(ir, test_traits, 1, 1));
+    CHECK(!alloc_may_share(ir, test_traits, 1, 2)); /* %v is read after %p */
+    CHECK(!alloc_may_share(ir, test_traits, 2, 3)); /* matmul reads what it would write over */
+    CHECK_CODE(&ctx, CODE_OK, alloc_check_shared(&ctx, ir, 1, 1));
+    CHECK_CODE(&ctx, CODE_INTERNAL, alloc_check_shared(&ctx, ir, 1, 2));
+    CHECK(!alloc_may_share(ir, test_traits, 2, 0)); /* other sizes, no such input or output */
+    CHECK(!alloc_may_share(ir, test_traits, 3, 0) && !alloc_may_share(ir, test_traits, 0, 5));
+    CHECK_CODE(&ctx, CODE_INTERNAL, alloc_check_shared(&ctx, ir, 2, 0));
+    CHECK_CODE(&ctx, CODE_INTERNAL, alloc_check_shared(&ctx, ir, 3, 0));
+    /* another operand sees the same memory in another layout */
+    RegId old = ir->instrs[sum].in[1];
+    ir->instrs[sum].in[1] = ir->instrs[1].in[0];
+    CHECK(!alloc_may_share(ir, test_traits, 0, 0));
+    CHECK_CODE(&ctx, CODE_INTERNAL, alloc_check_shared(&ctx, ir, 0, 0));
+    ir->instrs[sum].in[1] = old;
+    ir->instrs[5].device = DEVICE_NPU; /* anywhere in the program */
+    CHECK(!alloc_may_share(ir, test_traits, 0, 0));
+    arena_destroy(&arena);
+}
+
 int main(void) {
+    test_shared();
     test_reshape();
     test_block();
     test_placement();

@@ -1,0 +1,157 @@
+"""Generation with a static cache: same tokens as eager, through Forge, and the cache stays where it is."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+import torch
+
+import forge_ugc
+from forge_ugc.dynamo import forge
+
+transformers = pytest.importorskip("transformers")
+from forge_ugc.integrations.transformers import compile_config  # noqa: E402
+
+STEPS = int(os.environ.get("FORGE_TEST_STEPS", 24))  # 128: as long as the position tables of these models allow
+NAMES = ["GPT2", "Granite", "Qwen2", "Llama", "Lfm2"]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", forge_ugc.FallbackWarning)
+        yield
+    torch._dynamo.reset()
+
+
+def model_of(name):
+    sizes = dict(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+        vocab_size=99, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    if name == "Lfm2":
+        sizes.update(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"])
+    if name == "GPT2":
+        sizes = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=256)
+        sizes.update(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    head = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
+    torch.manual_seed(0)
+    model = getattr(transformers, head)(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    with torch.no_grad():  # so that the choice of a token is no matter of rounding
+        model.get_output_embeddings().weight.mul_(20)
+    return model
+
+
+def prompts(lengths):
+    """Token numbers, padded on the left, and the mask."""
+    longest, g = max(lengths), torch.Generator().manual_seed(sum(lengths))
+    ids, mask = (
+        torch.zeros(len(lengths), longest, dtype=torch.int64),
+        torch.zeros(len(lengths), longest, dtype=torch.int64),
+    )
+    for row, length in enumerate(lengths):
+        ids[row, longest - length :] = torch.randint(3, 90, (length,), generator=g)
+        mask[row, longest - length :] = 1
+    return dict(input_ids=ids, attention_mask=mask)
+
+
+def generate(model, inputs, steps, **kwargs):
+    return model.generate(
+        **inputs, max_new_tokens=steps, min_new_tokens=steps, do_sample=False, cache_implementation="static", **kwargs
+    )
+
+
+def forge_calls():
+    """Calls of Forge, after a look that torch has not run any."""
+    graphs = forge_ugc.last_reports()
+    assert all(g.fallback == "" and g.eager_calls == 0 for g in graphs)
+    return sum(g.calls for g in graphs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generate(name):
+    model = model_of(name)
+    before = 0
+    for lengths in ([5], [1], [11], [7, 3], [2, 9, 9]):
+        steps = STEPS if lengths == [5] else 6
+        inputs = prompts(lengths)
+        expected = generate(model, inputs, steps)
+        assert forge_calls() == before
+        got = generate(model, inputs, steps, compile_config=compile_config())
+        assert torch.equal(got, expected)
+        assert forge_calls() == before + steps - 1  # all but the prompt
+        before = forge_calls()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loop_over_a_static_cache(name):
+    model = model_of(name)
+    step = torch.compile(model, backend=forge, fullgraph=name != "Lfm2")
+    found = []
+    for run in (model, step):
+        inputs, tokens = prompts([6, 4]), []
+        mask = inputs["attention_mask"]
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        token, addresses = inputs["input_ids"], set()
+        with torch.no_grad():
+            for _ in range(8):
+                out = (run if tokens else model)(  # the prompt eagerly: it makes the cache
+                    token, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                )
+                token = out.logits[:, -1:].argmax(-1)
+                tokens.append(token)
+                mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
+                positions = positions[:, -1:] + 1
+                keys = [layer.keys for layer in cache.layers if hasattr(layer, "keys")]
+                addresses.add(tuple(k.data_ptr() for k in keys))
+        found.append((torch.cat(tokens, 1), [k.clone() for k in keys]))
+        assert len(addresses) == 1
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=1e-4)
+    assert forge_calls() == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cache_is_written_in_place(name, monkeypatch):
+    """All of the cache but its counters: no step computes a new one and copies it."""
+    from forge_ugc import dynamo
+
+    made, compile = [], dynamo.compile
+    monkeypatch.setattr(dynamo, "compile", lambda *a, **k: made.append(compile(*a, **k)) or made[-1])
+    generate(model_of(name), prompts([5]), 4, compile_config=compile_config())
+    assert forge_calls() == 3
+    (compiled,) = [c for c in made if c._kept().lowered.plan.writes]
+    plan = compiled._kept()
+    sizes = {where: shape for (where, _), (shape, _) in zip(plan.sources, plan.lowered.input_types, strict=True)}
+    copied = {where for where, _ in plan.lowered.plan.writes} - {where for _, _, where in plan.in_place}
+    assert all(len(sizes[where]) <= 1 for where in copied)
+    assert sum(len(sizes[where]) > 1 for _, _, where in plan.in_place) == (4 if name != "Lfm2" else 2 + 2)
+
+
+def test_options_reach_the_compiler():
+    model = model_of("Llama")
+    generate(model, prompts([4]), 3, compile_config=compile_config(passes="dce", fullgraph=True))
+    (graph,) = forge_ugc.last_reports()
+    assert {p["name"] for p in graph.report["passes"]} == {"dce"}
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="no option 'alfa'"):
+        generate(model, prompts([4]), 3, compile_config=compile_config(alfa=0.5))
+
+
+def test_same_config_compiles_once():
+    model = model_of("GPT2")
+    for _ in range(3):
+        generate(model, prompts([4]), 3, compile_config=compile_config())
+    assert len(forge_ugc.last_reports()) == 1 and forge_calls() == 6
+    assert compile_config() == compile_config() and compile_config().to_dict()["backend"] == "forge"
+
+
+def test_growing_cache_stays_eager():
+    """Only caches of a fixed size are compiled for, as compile_config says."""
+    model = model_of("GPT2")
+    model.generate(**prompts([4]), max_new_tokens=3, do_sample=False, compile_config=compile_config())
+    assert forge_ugc.last_reports() == []
