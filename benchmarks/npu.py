@@ -8,9 +8,14 @@ No NPU is needed (benchmarks/npu_compiler). "OpenVINO" is openvino.convert_model
 static shapes, through the same compiler with the same options. Parts:
 
 compile      nn.Module to compiled graphs in a fresh process, the compiler included, wall clock: Forge-UGC's first tier
-             (each distinct graph once, side by side on all cores) and OpenVINO's one graph
-estimate     the compiler's estimate of latency for weights inside the graph, at equal weight precision and with the
-             embedding on the host for both: one layer (difference of two depths) and the head, times the depth
+             (each distinct graph once, side by side on all cores) and OpenVINO's one graph. Where that takes long it is
+             measured at two small depths and continued on a straight line ("fit"), unless --full is given. Of models
+             too large for this machine a few layers of true width, with as much of the head, are compiled, and
+             the distinct graphs of the second tier too
+estimate     the compiler's estimate of latency for weights inside the graphs, at equal weight precision and with the
+             embedding on the host for both: a layer (difference of two depths) and the head, times the depth.
+             OpenVINO's is one graph. Forge-UGC's is what its second tier would run: one graph, or ("cut") a graph a
+             layer; the figure is then a sum over graphs, and what launching each costs is not in it
 transitions  changes of device a call, also with an operator in each layer that the NPU doesn't take
 """
 
@@ -39,7 +44,8 @@ MODELS = ("gpt2", "granite", "qwen2", "llama1b", "lfm2", "llama8b")
 PARTS = ("compile", "estimate", "transitions")
 LARGE = ("lfm2", "llama8b")  # weights of 10 and 32 GB in f32: four layers stand for all
 LARGE_LAYERS = 4
-LARGE_VOCAB = {"llama8b": 16032}
+LARGE_VOCAB = {"llama8b": 16032}  # an eighth: two tiles of the head, as large as those of the whole
+FIT = {"granite": (1, 3), "qwen2": (1, 3), "llama1b": (1, 2)}  # depths that OpenVINO's time is measured at
 DEPTHS = {"lfm2": (2, 4)}  # a convolution and an attention layer each; others 1 and 2
 SMALL_VOCAB = 512
 SEQ = 128
@@ -77,7 +83,17 @@ def side_by_side(jobs: list[Callable[[], Result]]) -> list[Result]:
         return list(pool.map(lambda job: job(), jobs))
 
 
-def forge_compile(name: str, target: str, layers: int | None, folder: Path) -> dict[str, Any]:
+def distinct(folder: Path, manifest: dict[str, Any]) -> dict[Path, int]:
+    """Graphs that differ in more than their weights' values, and how many calls there are of each."""
+    first: dict[bytes, Path] = {}
+    calls: Counter[Path] = Counter()
+    for call in manifest["calls"]:
+        xml = folder / manifest["blocks"][call["block"]]["xml"]
+        calls[first.setdefault(xml.read_bytes(), xml)] += 1
+    return dict(calls)
+
+
+def forge_compile(name: str, target: str, layers: int | None, full: bool, folder: Path) -> dict[str, Any]:
     import forge_ugc
 
     depth = layers or (LARGE_LAYERS if name in LARGE else depth_of(name))
@@ -91,19 +107,26 @@ def forge_compile(name: str, target: str, layers: int | None, folder: Path) -> d
     files = [folder / block["xml"] for block in manifest["blocks"]]
     results = side_by_side([lambda xml=xml: compile_ir(xml, target) for xml in files])
     ready = time.perf_counter()
-    calls = Counter(call["block"] for call in manifest["calls"])
+    blob_bytes, n_calls = sum(r.blob_bytes for r in results), len(manifest["calls"])
     report = forge.report.to_dict()
     weights = folder / "weights.bin"
+    second: dict[str, Any] = {}
+    if name in LARGE:
+        manifest = forge.save_openvino_ir(folder / "constant", fold=False)
+        found = [compile_ir(xml, target) for xml in distinct(folder / "constant", manifest)]
+        results += found
+        second = {"graphs": len(manifest["blocks"]), "distinct": [r.to_dict() for r in found]}
     return {
         "layers": depth,
+        "second": second,
         "seconds": ready - start,
         "plan_s": planned - start,
         "emit_s": emitted - planned,
         "compiler_s": ready - emitted,
         "graphs": len(files),
-        "calls": sum(calls.values()),
+        "calls": n_calls,
         "refused": [r.error for r in results if not r.ok],
-        "blob_bytes": sum(r.blob_bytes for r in results),
+        "blob_bytes": blob_bytes,
         "weight_bytes": weights.stat().st_size if weights.exists() else 0,
         "transitions": report["transitions"],
         "fallbacks": len(report["fallbacks"]),
@@ -121,27 +144,36 @@ def openvino_model(name: str, depth: int, **settings: Any) -> Any:
     return converted
 
 
-def openvino_compile(name: str, target: str, layers: int | None, folder: Path) -> dict[str, Any]:
+def openvino_compile(name: str, target: str, layers: int | None, full: bool, folder: Path) -> dict[str, Any]:
     import openvino as ov
     import torch  # noqa: F401  (imports don't count)
 
     if name in LARGE:
         return {"skipped": "its exported program and the conversion do not fit in memory"}
+
+    def at(depth: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        ov.save_model(openvino_model(name, depth), folder / "model.xml", compress_to_fp16=True)
+        converted = time.perf_counter()
+        result = compile_ir(folder / "model.xml", target, timeout=TIMEOUT_S)
+        ready = time.perf_counter()
+        return {
+            "layers": depth,
+            "seconds": ready - start,
+            "convert_s": converted - start,
+            "compiler_s": ready - converted,
+            "graphs": 1,
+            "refused": [] if result.ok else [result.error],
+            "blob_bytes": result.blob_bytes,
+        }
+
     depth = layers or depth_of(name)
-    start = time.perf_counter()
-    ov.save_model(openvino_model(name, depth), folder / "model.xml", compress_to_fp16=True)
-    converted = time.perf_counter()
-    result = compile_ir(folder / "model.xml", target, timeout=TIMEOUT_S)
-    ready = time.perf_counter()
-    return {
-        "layers": depth,
-        "seconds": ready - start,
-        "convert_s": converted - start,
-        "compiler_s": ready - converted,
-        "graphs": 1,
-        "refused": [] if result.ok else [result.error],
-        "blob_bytes": result.blob_bytes,
-    }
+    if full or layers or name not in FIT:
+        return at(depth)
+    low, high = (at(some) for some in FIT[name])
+    steps = (depth - low["layers"]) / (high["layers"] - low["layers"])
+    fit = {key: low[key] + steps * (high[key] - low[key]) for key in ("seconds", "convert_s", "compiler_s")}
+    return {**high, **fit, "layers": depth, "fit": [low, high]}
 
 
 def embedding_on_host(model: Any) -> None:
@@ -197,52 +229,68 @@ def quantise(model: Any) -> None:
         node.input(1).replace_source_output(value.output(0))
 
 
-def summary(result: Result) -> dict[str, Any]:
-    if not result.ok or result.estimate is None:
-        return {"refused": result.error}
-    return {"blob_bytes": result.blob_bytes, "seconds": result.seconds, **result.to_dict()["estimate"]}
+def total(results: list[tuple[Result, int]]) -> dict[str, Any]:
+    """Sums over calls of graphs."""
+    refused = [result.error for result, _ in results if not result.ok or result.estimate is None]
+    if refused:
+        return {"refused": refused[0]}
+    graphs = [{"calls": n, "blob_bytes": r.blob_bytes, **r.to_dict()["estimate"]} for r, n in results]
+    keys = ("blob_bytes", "latency_us", "dma_us", "dpu_us", "shave_us", "zero_cost_tasks")
+    return {"graphs": graphs, **{key: sum(g["calls"] * (g[key] or 0) for g in graphs) for key in keys}}
 
 
-def estimates(name: str, target: str, layers: int | None, folder: Path) -> dict[str, Any]:
-    """Both ways at two depths, and the head."""
+def estimates(name: str, target: str, layers: int | None, full: bool, folder: Path) -> dict[str, Any]:
+    """Both ways at two depths, and the head. Of graphs that are alike one is compiled."""
     import openvino as ov
     import torch
 
     import forge_ugc
+    from forge_ugc.openvino import save
     from tests.models.families import FAMILIES
 
     precision = precision_of(name)
     depths = DEPTHS.get(name, (1, 2))
-    jobs: list[tuple[str, Path]] = []
+    parts: dict[str, dict[Path, int]] = {}  # graphs, and calls of each
 
-    def forge(key: str, model: Any, args: tuple[Any, ...]) -> None:
+    def forge(key: str, model: Any, args: tuple[Any, ...], fold: Any = "constant") -> bool:
         compiled = forge_ugc.compile(model, args, device=f"npu:plan:{target.lower()}", precision=precision)
-        manifest = compiled.save_openvino_ir(folder / key, fold=False)
-        if len(manifest["blocks"]) != 1:
-            raise RuntimeError(f"{key}: {len(manifest['blocks'])} segments, expected one")
-        jobs.append((key, folder / key / manifest["blocks"][0]["xml"]))
+        if compiled.report.to_dict()["npu"]["segments"] != 1:
+            raise RuntimeError(f"{key}: more than one segment")
+        manifest = save(compiled, folder / key, fold)
+        parts[key] = distinct(folder / key, manifest)
+        return len(manifest["blocks"]) > 1
 
+    low, high = depths
+    cut = forge(f"forge {high}", *build(name, high, vocab_size=SMALL_VOCAB))
+    other = 2 * high - low if cut else low  # what is not repeated is not cut
+    if forge(f"forge {other}", *build(name, other, vocab_size=SMALL_VOCAB)) != cut:
+        raise RuntimeError(f"{name}: cut at one of the depths {high}, {other} only")
     for depth in depths:
-        forge(f"forge {depth}", *build(name, depth, vocab_size=SMALL_VOCAB))
         model = openvino_model(name, depth, vocab_size=SMALL_VOCAB)
         embedding_on_host(model)
         if precision == "w8a16":
             quantise(model)
-        jobs.append((f"openvino {depth}", folder / f"openvino-{depth}.xml"))
-        ov.save_model(model, jobs[-1][1], compress_to_fp16=True)
+        file = folder / f"openvino-{depth}.xml"
+        ov.save_model(model, file, compress_to_fp16=True)
+        parts[f"openvino {depth}"] = {file: 1}
     config = FAMILIES[name].config(**FAMILIES[name].settings)
     head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False).eval()
-    forge("head", head, (torch.zeros(1, SEQ, config.hidden_size),))
-    results = side_by_side([lambda xml=xml: compile_ir(xml, target, estimate=True) for _, xml in jobs])
+    forge("head", head, (torch.zeros(1, SEQ, config.hidden_size),), "cut" if cut else "never")
+    first: dict[bytes, Path] = {}
+    same = {xml: first.setdefault(xml.read_bytes(), xml) for calls in parts.values() for xml in calls}
+    files = sorted(first.values(), key=lambda xml: -xml.with_suffix(".bin").stat().st_size)
+    found = side_by_side([lambda xml=xml: compile_ir(xml, target, estimate=True) for xml in files])
+    results = dict(zip(files, found, strict=True))
     return {
-        "depths": list(depths),
+        "depths": {"forge": sorted((high, other)), "openvino": [low, high]},
+        "cut": cut,
         "layers": depth_of(name),
         "precision": precision,
-        **{key: summary(result) for (key, _), result in zip(jobs, results, strict=True)},
+        **{key: total([(results[same[xml]], n) for xml, n in calls.items()]) for key, calls in parts.items()},
     }
 
 
-def transitions(name: str, target: str, layers: int | None, folder: Path) -> dict[str, Any]:
+def transitions(name: str, target: str, layers: int | None, full: bool, folder: Path) -> dict[str, Any]:
     import torch
 
     import forge_ugc
@@ -275,7 +323,7 @@ def transitions(name: str, target: str, layers: int | None, folder: Path) -> dic
     return {"plain": plain, "forced": forced, "least": 2 + 2 * forced["scans"]}
 
 
-CHILDREN: dict[str, Callable[[str, str, int | None, Path], dict[str, Any]]] = {
+CHILDREN: dict[str, Callable[[str, str, int | None, bool, Path], dict[str, Any]]] = {
     "compile-forge": forge_compile,
     "compile-openvino": openvino_compile,
     "estimate": estimates,
@@ -286,9 +334,10 @@ CHILDREN: dict[str, Callable[[str, str, int | None, Path], dict[str, Any]]] = {
 # --- the report ------------------------------------------------------------------------------------------------------
 
 
-def child(what: str, name: str, target: str, layers: int | None) -> dict[str, Any]:
+def child(what: str, name: str, target: str, layers: int | None, full: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.npu", "--child", what, "--models", name, "--target", target]
     command += ["--layers", str(layers)] if layers else []
+    command += ["--full"] if full else []
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -306,7 +355,7 @@ def us(value: float | None) -> str:
 
 def whole(e: dict[str, Any], way: str) -> dict[str, float] | None:
     """Estimate of the whole model in us: layers by the difference of two depths, and the head."""
-    low, high = e["depths"]
+    low, high = e["depths"][way]
     a, b, head = e[f"{way} {low}"], e[f"{way} {high}"], e["head"]
     if any("refused" in part for part in (a, b, head)):
         return None
@@ -345,9 +394,13 @@ def compile_rows(results: dict[str, Any]) -> list[dict[str, str]]:
         unfolded = whole(estimate, "forge") if "depths" in estimate else None
         if unfolded and name not in LARGE:
             row["of unfolded"] = f"{forge['blob_bytes'] / unfolded['blob_bytes']:.1%}"
+        if forge["second"]:
+            times = ", ".join(f"{r['seconds']:.1f}" for r in forge["second"]["distinct"] if r["ok"])
+            row["second tier's graphs s"] = f"{times} ({forge['second']['graphs']} graphs)"
         if "seconds" in openvino:
             refused = "; ".join(openvino["refused"])[:60]
-            row["OpenVINO s"] = f"{openvino['seconds']:.1f}" + (f" refused: {refused}" if refused else "")
+            fit = " (fit {}, {} layers)".format(*(at["layers"] for at in openvino["fit"])) if "fit" in openvino else ""
+            row["OpenVINO s"] = f"{openvino['seconds']:.1f}{fit}" + (f" refused: {refused}" if refused else "")
             row["ratio"] = f"{openvino['seconds'] / forge['seconds']:.1f}"
         elif openvino:
             row["OpenVINO s"] = openvino.get("skipped") or openvino.get("failed", "-")
@@ -366,12 +419,12 @@ def estimate_rows(results: dict[str, Any]) -> list[dict[str, str]]:
             row["Forge layer us"] = e["failed"]
             continue
         ours, theirs = whole(e, "forge"), whole(e, "openvino")
-        row |= {"weights": e["precision"], "layers": str(e["layers"])}
+        row |= {"weights": e["precision"], "layers": str(e["layers"]), "graphs": "cut" if e["cut"] else "one"}
         for title, found in (("Forge", ours), ("OpenVINO", theirs)):
             row[f"{title} layer us"] = us(found["layer"]) if found else "refused"
             row[f"{title} zero-cost"] = f"{found['zero_cost']:.0f}" if found else "-"
         row["head us"] = us(ours["head"]) if ours else "-"
-        row["Forge model us"] = us(ours["model"]) if ours else "refused"
+        row["Forge model us"] = us(ours["model"]) + (" (sum)" if e["cut"] else "") if ours else "refused"
         row["OpenVINO model us"] = us(theirs["model"]) if theirs else "refused"
         if ours and theirs:
             like = "" if round(ours["zero_cost"]) == round(theirs["zero_cost"]) else " (unlike)"
@@ -402,7 +455,10 @@ def transition_rows(results: dict[str, Any]) -> list[dict[str, str]]:
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], list[dict[str, str]]]]] = {
     "compile": ("Time to the first call, Intel's compiler included", compile_rows),
-    "estimate": ("The compiler's estimate, weights inside the graph, embedding on the host", estimate_rows),
+    "estimate": (
+        "The compiler's estimate, weights inside the graphs, embedding on the host, launches not counted",
+        estimate_rows,
+    ),
     "transitions": ("Changes of device a call", transition_rows),
 }
 
@@ -433,13 +489,14 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--target", default="NPU4000", choices=npu_compiler.TARGETS)
     parser.add_argument("--layers", type=int, help="another depth for the parts compile and transitions")
+    parser.add_argument("--full", action="store_true", help="compile OpenVINO's graphs at full depth, however long")
     parser.add_argument("--quick", action="store_true", help="GPT-2, three layers")
     parser.add_argument("--out", type=Path, help="folder for npu.json and npu.md")
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         with tempfile.TemporaryDirectory(prefix="forge-npu-") as folder:
-            found = CHILDREN[args.child](args.models, args.target, args.layers, Path(folder))
+            found = CHILDREN[args.child](args.models, args.target, args.layers, args.full, Path(folder))
         print(json.dumps(found))
         return 0
     if args.quick:
@@ -459,7 +516,7 @@ def main() -> int:
             if what.split("-")[0] not in parts:
                 continue
             with console.status(f"{name}: {what}"):
-                results[name][what] = child(what, name, args.target, args.layers)
+                results[name][what] = child(what, name, args.target, args.layers, args.full)
             if args.out:
                 args.out.mkdir(parents=True, exist_ok=True)
                 (args.out / "npu.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -82,7 +82,7 @@ MUST_USE Code forge_may_share(Context *ctx, const Program *program, uint32_t inp
 
 /* The segments as OpenVINO models, on any machine: `visit` sees each block of the plan with its model. */
 typedef struct EmitRequest {
-    bool fold;
+    Fold fold;
     Precision precision;
     bool f32_types, f32_border;
     bool default_forms;

@@ -116,7 +116,7 @@ static EmitOptions emit_options(const Target *target, Precision precision, bool 
 static Code open_session(Context *ctx, Program *program, const Target *target, const CompileOptions *options) {
     const NpuOptions *npu = &options->npu;
     const SessionOptions session = {
-        .plan = {.fold = npu->fold ? FOLD_ALWAYS : FOLD_NEVER, .precision = npu->precision},
+        .plan = {.fold = npu->fold ? FOLD_ALWAYS : FOLD_CONSTANT, .precision = npu->precision},
         .emit = emit_options(target, npu->precision, npu->f32_types, npu->f32_border),
         .config = npu->config ? npu->config : "",
         .cache_dir = npu->cache_dir,
@@ -160,8 +160,7 @@ Code forge_upgrade(Context *ctx, Program *program) {
 static Code emit_plan(Context *ctx, Arena *arena, const Program *program, const EmitRequest *request, EmitVisit visit,
                       void *user) {
     const Npuir *ir = program->ir;
-    const PlanOptions plan_options = {.fold = request->fold ? FOLD_ALWAYS : FOLD_NEVER,
-                                      .precision = request->precision};
+    const PlanOptions plan_options = {.fold = request->fold, .precision = request->precision};
     const Target *target = target_find(ir->target);
     if (!target || program->segments.count == 0)
         return fail(ctx, CODE_INVALID, "nothing of the program is on an NPU: there is no model to write");

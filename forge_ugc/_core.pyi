@@ -147,7 +147,7 @@ class Program:
         self,
         write: Callable[[Literal["xml", "bin", "weight"], int, bytes], object],
         *,
-        fold: bool = True,
+        fold: Literal["never", "always", "cut", "constant"] = "always",
         precision: str = "fp16",
         f32_types: bool = False,
         f32_border: bool = False,

@@ -409,9 +409,9 @@ class CompiledModel:
         """Writes what runs on the NPU as OpenVINO models into `folder`, which is made; returns the manifest.
 
         block_000.xml and .bin, ...: the distinct graphs; weights.bin: weights that are arguments (`fold=True`; with
-        False every segment is one graph with its weights inside); manifest.json: which graph is called with what, in
-        order. Works for device="npu", "npu:plan" and "npu:emulate". RuntimeError if nothing is placed on an NPU,
-        ValueError for weights without values (meta tensors).
+        False weights lie inside: a graph a segment, or a graph a call where the repeated blocks are large);
+        manifest.json: which graph is called with what, in order. Works for device="npu", "npu:plan" and "npu:emulate".
+        RuntimeError if nothing is placed on an NPU, ValueError for weights without values (meta tensors).
         """
         from .openvino import save
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 if TYPE_CHECKING:
     from .compiled import CompiledModel
 
 _ALIGN = 64
+_Fold = Literal["never", "always", "cut", "constant"]
 
 
 class _Writer:
@@ -29,8 +30,9 @@ class _Writer:
         self.weights.write(data)
 
 
-def save(compiled: CompiledModel, folder: str | os.PathLike[str], fold: bool) -> dict[str, Any]:
-    """What `CompiledModel.save_openvino_ir` does."""
+def save(compiled: CompiledModel, folder: str | os.PathLike[str], fold: bool | _Fold) -> dict[str, Any]:
+    """What `CompiledModel.save_openvino_ir` does; also by names of csrc/npu/plan.c."""
+    named: _Fold = fold if isinstance(fold, str) else "always" if fold else "constant"
     plan = compiled._now()
     settings = plan.choice.npu
     if settings is None or not plan.program.npu_report()["segments"]:
@@ -44,7 +46,7 @@ def save(compiled: CompiledModel, folder: str | os.PathLike[str], fold: bool) ->
         write = _Writer(path, weights)
         made = plan.program.openvino_models(
             write,
-            fold=fold,
+            fold=named,
             precision=settings.precision,
             f32_types=settings.f32_types,
             f32_border=settings.f32_border,

@@ -107,3 +107,38 @@ def test_a_host_call_in_each_layer() -> None:
         assert report["npu"]["blocks"] <= 3, report["npu"]
         for given in (x, x.flip(0), x * 0.5):
             torch.testing.assert_close(forge(given), model(given), atol=1e-4, rtol=1e-4)
+
+
+class Wide(nn.Module):
+    """More weights than a block may have to be part of a larger graph."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 5 * width), nn.Linear(5 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+@torch.no_grad()
+def test_large_blocks_keep_graphs_of_their_own() -> None:
+    torch.manual_seed(0)
+    blocks = [Wide(2560) for _ in range(2)]
+    model = nn.Sequential(*(4 * blocks), nn.LayerNorm(2560), nn.Linear(2560, 9000)).eval()
+    x = torch.randn(1, 8, 2560)
+    with software_npu():
+        forge = forge_ugc.compile(model, (x,), device="npu", fold="auto", precision="w8a16", npu_options=EXACT)
+        assert forge.wait(300)
+        assert forge.report["tier"] == 1
+        small = forge.report["npu"]
+        forge = forge_ugc.compile(model, (x,), device="npu", fold="auto", npu_options=EXACT)
+        for given in (x, -x):
+            torch.testing.assert_close(forge(given), model(given), atol=1e-4, rtol=1e-4)
+        assert forge.wait(300)
+        report = forge.report["npu"]
+        assert forge.report["tier"] == 1 and report["weight_bytes"] == 0
+        for given in (x, -x):
+            torch.testing.assert_close(forge(given), model(given), atol=1e-4, rtol=1e-4)
+    assert small["blocks"] == small["calls"] == 1  # as int8 they are not that large
+    # Two layers four times, and a head.
+    assert report["calls"] == report["blocks"] + 6 and report["blocks"] >= 5, report

@@ -246,6 +246,7 @@ Code emit_linear(Emitter *e) {
         if (!constant || has_columns(e, node, n))
             return fail(e->ctx, CODE_UNSUPPORTED, "its columns cannot be cut into tiles");
         n = weight.shape[0] = e->block->columns;
+        weight.offset += e->block->first_column * weight.strides[0];
     } else if (constant && (e->options->forms & FORM_SPLIT_N) && node_attr(node, ATTR_program)->ints.count == 0) {
         uint32_t count = cuts_of(e, node->first_result, n, cuts);
         if (count > 1) return linear_in_cuts(e, x, &weight, cuts, count);
@@ -261,7 +262,7 @@ Code emit_linear(Emitter *e) {
         TRY(emit_convert(e, w, e->real, &w));
         TRY(product(e, x, w, &out));
     }
-    TRY(add_bias(e, constant && e->is_argument[weight.constant], 0, n, out, &out));
+    TRY(add_bias(e, constant && e->is_argument[weight.constant], e->block->first_column, n, out, &out));
     TRY(emit_epilogue(e, 3, out, &out));
     return emit_result(e, 0, out);
 }

@@ -45,6 +45,7 @@ typedef struct NpuBlock {
     uint32_t n_weights;
     /* A head (one linear whose result only the host reads) cut into equal column tiles; 0: not a tile. */
     int64_t columns;
+    int64_t first_column; /* of a tile whose weights lie in the graph */
     uint32_t n_calls;
 } NpuBlock;
 
@@ -65,11 +66,18 @@ typedef struct NpuPlan {
     uint32_t *first_call; /* segments.count + 1 */
 } NpuPlan;
 
-typedef enum Fold { FOLD_NEVER, FOLD_ALWAYS } Fold;
+typedef enum Fold {
+    FOLD_NEVER,  /* one block a segment, all its constants in the graph */
+    FOLD_ALWAYS, /* equal stretches are calls of one block, constants that differ are arguments */
+    FOLD_CUT,    /* the same stretches, but all constants in the graph: calls share one only if all theirs are equal */
+    FOLD_CONSTANT, /* constants in the graph, the faster way: CUT where the repeated blocks are large, else NEVER */
+} Fold;
+bool fold_from_name(const char *name, Fold *out); /* "never", "always", "cut", "constant"; false: unknown */
 typedef struct PlanOptions {
-    Fold fold; /* NEVER: one block a segment, all its constants in the graph */
+    Fold fold;
     Precision precision;
     int64_t head_columns; /* tiles of a head are at most that wide; 0: default */
+    int64_t cut_bytes;    /* CONSTANT: weights that make a repeated block a large one; 0: default */
 } PlanOptions;
 MUST_USE Code npu_plan(Context *ctx, Arena *arena, const Npuir *ir, const Segments *segments,
                        const PlanOptions *options, NpuPlan **out);

@@ -8,6 +8,12 @@
 #include <string.h>
 
 enum { DEFAULT_HEAD_COLUMNS = 8192, COLUMN_MULTIPLE = 16 };
+/* Constant weights: a graph a segment, or a graph a call of what repeats? By Intel's compiler's estimates (NPU4000,
+ * f16) a layer costs in a graph of its own, or as a further one of a larger graph: GPT-2 (14 MB of weights) 455, 441
+ * us; Granite (21 MB) 681, 626; Qwen2 (30 MB) 1194, 1071; Llama-1B with int8 weights (61 MB) 2908, 2888; with f16
+ * weights (122 MB) 2979, 3886. Large blocks also keep the compiler's input small, whose time and memory grow with it.
+ */
+static const double LARGE_BLOCK = 100e6;
 
 const char *precision_name(Precision precision) {
     switch (precision) {
@@ -27,13 +33,28 @@ bool precision_from_name(const char *name, Precision *out) {
     return false;
 }
 
+bool fold_from_name(const char *name, Fold *out) {
+    static const char *const names[] = {"never", "always", "cut", "constant"};
+    for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i], name) != 0) continue;
+        *out = (Fold)i;
+        return true;
+    }
+    return false;
+}
+
 typedef struct Planner {
     Context *ctx;
     Arena *arena; /* of the plan */
     Tokens tokens;
     NpuPlan *plan;
+    const PlanOptions *options;
     int64_t head_columns;
+    Fold fold; /* the way that was chosen; not CONSTANT */
     Cut cut;
+    uint32_t **constants;  /* of each call: those it reads, in order of first use */
+    uint32_t *n_constants; /* of each block */
+    uint32_t *kind;        /* of each block: of the stretches that it is made for */
 } Planner;
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
@@ -99,18 +120,21 @@ static bool same_constant(const Graph *g, uint32_t a, uint32_t b) {
     return x->data == y->data || memcmp(x->data, y->data, (size_t)x->bytes) == 0;
 }
 
-/* Which of the n constants that each call has differ between the calls. */
-static Code choose_weights(Planner *p, uint32_t block, uint32_t *const *constants, uint32_t n) {
+/* Which of the constants that each call has differ between the calls. */
+static Code choose_weights(Planner *p, uint32_t block) {
     const NpuPlan *plan = p->plan;
     NpuBlock *b = &plan->blocks[block];
+    uint32_t *const *constants = p->constants;
     bool *differs;
-    uint32_t first = UINT32_MAX;
+    uint32_t first = UINT32_MAX, n = p->n_constants[block];
     TRY(ARENA_NEW(p->ctx, p->tokens.arena, n, &differs));
     for (uint32_t c = 0; c < plan->n_calls; c++) {
         if (plan->calls[c].block != block) continue;
         if (first == UINT32_MAX) first = c;
         for (uint32_t k = 0; k < n; k++) {
-            if (b->columns || !same_constant(plan->ir->graph, constants[first][k], constants[c][k])) differs[k] = true;
+            if ((b->columns && p->fold == FOLD_ALWAYS) ||
+                !same_constant(plan->ir->graph, constants[first][k], constants[c][k]))
+                differs[k] = true;
         }
     }
     TRY(ARENA_NEW(p->ctx, p->arena, n, &b->weights));
@@ -128,49 +152,110 @@ static Code choose_weights(Planner *p, uint32_t block, uint32_t *const *constant
     return CODE_OK;
 }
 
-/* --- calls -------------------------------------------------------------------------------------------------------- */
-static Code add_block(Planner *p, const Piece *piece, const NpuCall *call, const Border *border) {
-    NpuBlock *b = &p->plan->blocks[piece->kind];
-    uint32_t tiles;
-    *b = (NpuBlock){.instrs = p->plan->ir->order + piece->stretch.first,
-                    .n_instrs = piece->stretch.count,
-                    .in = call->in,
-                    .out = call->out,
-                    .n_in = border->n_in,
-                    .n_out = border->n_out};
-    if (piece->head) b->columns = head_width(p, piece, &tiles);
-    return CODE_OK;
+/* What the constants of a stretch take on the device, about: matrices are taken for weights of linear. */
+static double constant_bytes(Planner *p, Stretch stretch, Border *border) {
+    const Graph *g = p->plan->ir->graph;
+    const double matrix = p->options->precision == PRECISION_FP16    ? 2
+                          : p->options->precision == PRECISION_W8A16 ? 1
+                                                                     : 0.5;
+    double bytes = 0;
+    stretch_border(&p->tokens, stretch, border);
+    for (uint32_t k = 0; k < border->n_constants; k++) {
+        const Constant *c = &g->constants[border->constants[k]];
+        double count = 1;
+        for (uint32_t d = 0; d < c->rank; d++) count *= (double)c->shape[d];
+        bytes += count * (!dtype_is_float(c->dtype) ? (double)dtype_size(c->dtype) : c->rank == 2 ? matrix : 2.0);
+    }
+    return bytes;
 }
 
+/* Is a repeated block of the cut so large that graphs of its own are faster? */
+static bool has_large_block(Planner *p, const bool *again, Border *border) {
+    double least = p->options->cut_bytes ? (double)p->options->cut_bytes : LARGE_BLOCK;
+    for (uint32_t i = 0; i < p->cut.count; i++) {
+        const Piece *piece = &p->cut.pieces[i];
+        if (!piece->head && again[piece->kind] && constant_bytes(p, piece->stretch, border) >= least) return true;
+    }
+    return false;
+}
+
+static Code choose_fold(Planner *p, const Segments *segments, Border *border) {
+    bool *there, *again;
+    if (p->fold != FOLD_CONSTANT) return CODE_OK;
+    TRY(ARENA_NEW(p->ctx, p->tokens.arena, p->cut.n_kinds, &there));
+    TRY(ARENA_NEW(p->ctx, p->tokens.arena, p->cut.n_kinds, &again));
+    for (uint32_t i = 0; i < p->cut.count; i++) {
+        uint32_t kind = p->cut.pieces[i].kind;
+        again[kind] = there[kind];
+        there[kind] = true;
+    }
+    p->fold = has_large_block(p, again, border) ? FOLD_CUT : FOLD_NEVER;
+    if (p->fold == FOLD_CUT) return CODE_OK;
+    return cut_find(&p->tokens, segments, NULL, FOLD_NEVER, p->tokens.arena, &p->cut);
+}
+
+/* --- calls -------------------------------------------------------------------------------------------------------- */
 static Code registers_of(Planner *p, const BufferId *buffers, uint32_t n, RegId **out) {
     TRY(ARENA_NEW(p->ctx, p->arena, n, out));
     for (uint32_t k = 0; k < n; k++) (*out)[k] = p->tokens.writers.reg[buffers[k]];
     return CODE_OK;
 }
 
-static Code add_calls(Planner *p, const Piece *piece, Border *border, uint32_t **constants, uint32_t *n_constants) {
+/* Can the block serve a call of that kind with these constants? */
+static bool serves(const Planner *p, uint32_t block, uint32_t kind, const NpuCall *call, const uint32_t *constants) {
+    const NpuPlan *plan = p->plan;
+    uint32_t c = 0;
+    if (p->kind[block] != kind) return false;
+    if (p->fold == FOLD_ALWAYS) return true;
+    if (plan->blocks[block].first_column != call->first_column) return false;
+    while (plan->calls[c].block != block) c++;
+    for (uint32_t k = 0; k < p->n_constants[block]; k++) {
+        if (!same_constant(plan->ir->graph, p->constants[c][k], constants[k])) return false;
+    }
+    return true;
+}
+
+static void add_call(Planner *p, const Piece *piece, NpuCall call, const Border *border, uint32_t *constants,
+                     int64_t columns) {
     NpuPlan *plan = p->plan;
-    NpuCall call = {.block = piece->kind};
-    uint32_t *mine, tiles = 1;
+    while (call.block < plan->n_blocks && !serves(p, call.block, piece->kind, &call, constants)) call.block++;
+    NpuBlock *b = &plan->blocks[call.block];
+    if (call.block == plan->n_blocks) {
+        *b = (NpuBlock){.instrs = plan->ir->order + piece->stretch.first,
+                        .n_instrs = piece->stretch.count,
+                        .in = call.in,
+                        .out = call.out,
+                        .n_in = border->n_in,
+                        .n_out = border->n_out,
+                        .columns = columns,
+                        .first_column = p->fold == FOLD_ALWAYS ? 0 : call.first_column};
+        p->kind[call.block] = piece->kind;
+        p->n_constants[call.block] = border->n_constants;
+        plan->n_blocks++;
+    }
+    b->n_calls++;
+    p->constants[plan->n_calls] = constants;
+    plan->calls[plan->n_calls++] = call;
+}
+
+static Code add_calls(Planner *p, const Piece *piece, Border *border) {
+    NpuCall call = {0};
+    uint32_t *constants, tiles = 1;
     int64_t width = 0, columns = 0;
     stretch_border(&p->tokens, piece->stretch, border);
     TRY(registers_of(p, border->in, border->n_in, &call.in));
     TRY(registers_of(p, border->out, border->n_out, &call.out));
-    TRY(ARENA_NEW(p->ctx, p->tokens.arena, border->n_constants, &mine));
-    memcpy(mine, border->constants, border->n_constants * sizeof *mine);
-    n_constants[piece->kind] = border->n_constants;
-    if (plan->blocks[piece->kind].n_instrs == 0) TRY(add_block(p, piece, &call, border));
+    TRY(ARENA_NEW(p->ctx, p->tokens.arena, border->n_constants, &constants));
+    memcpy(constants, border->constants, border->n_constants * sizeof *constants);
     if (piece->head) {
-        const Instr *instr = &plan->ir->instrs[plan->ir->order[piece->stretch.first]];
+        const Instr *instr = &p->plan->ir->instrs[p->plan->ir->order[piece->stretch.first]];
         width = head_width(p, piece, &tiles);
-        columns = plan->ir->regs[instr->in[1]].shape[0];
+        columns = p->plan->ir->regs[instr->in[1]].shape[0];
     }
     for (uint32_t i = 0; i < tiles; i++) {
         call.first_column = i * width;
         if (piece->head && call.first_column > columns - width) call.first_column = columns - width;
-        constants[plan->n_calls] = mine;
-        plan->calls[plan->n_calls++] = call;
-        plan->blocks[piece->kind].n_calls++;
+        add_call(p, piece, call, border, constants, width);
     }
     return CODE_OK;
 }
@@ -188,39 +273,40 @@ static Code count_calls(Planner *p, uint32_t *out) {
     return CODE_OK;
 }
 
-static Code make_plan(Planner *p, const Segments *segments, const PlanOptions *options) {
+static Code make_plan(Planner *p, const Segments *segments) {
     NpuPlan *plan = p->plan;
     const Npuir *ir = plan->ir;
     Border border;
     Stretch all = {0, ir->n_instrs};
     bool *heads;
-    uint32_t n_calls = 0, **constants, *n_constants;
+    uint32_t n_calls = 0;
     Arena *scratch = p->tokens.arena;
     TRY(tokens_find(p->ctx, scratch, ir, segments, &p->tokens));
+    TRY(border_alloc(p->ctx, scratch, ir, all, &border));
     TRY(ARENA_NEW(p->ctx, scratch, ir->n_instrs, &heads));
-    if (options->fold == FOLD_ALWAYS) TRY(find_heads(p, segments, heads));
-    TRY(cut_find(&p->tokens, segments, heads, options->fold, scratch, &p->cut));
+    if (p->fold != FOLD_NEVER) TRY(find_heads(p, segments, heads));
+    TRY(cut_find(&p->tokens, segments, heads, p->fold, scratch, &p->cut));
+    TRY(choose_fold(p, segments, &border));
     TRY(count_calls(p, &n_calls));
     TRY(ARENA_NEW(p->ctx, p->arena, n_calls, &plan->calls));
-    TRY(ARENA_NEW(p->ctx, p->arena, p->cut.n_kinds, &plan->blocks));
+    TRY(ARENA_NEW(p->ctx, p->arena, n_calls, &plan->blocks));
     TRY(ARENA_NEW(p->ctx, p->arena, segments->count + 1, &plan->first_call));
-    TRY(ARENA_NEW(p->ctx, scratch, n_calls, &constants)); /* of each call */
-    TRY(ARENA_NEW(p->ctx, scratch, p->cut.n_kinds, &n_constants));
-    TRY(border_alloc(p->ctx, scratch, ir, all, &border));
-    plan->n_blocks = p->cut.n_kinds;
+    TRY(ARENA_NEW(p->ctx, scratch, n_calls, &p->constants));
+    TRY(ARENA_NEW(p->ctx, scratch, n_calls, &p->n_constants));
+    TRY(ARENA_NEW(p->ctx, scratch, n_calls, &p->kind));
     for (uint32_t s = 0; s < segments->count; s++) {
         plan->first_call[s] = plan->n_calls;
-        for (uint32_t i = p->cut.first[s]; i < p->cut.first[s + 1]; i++)
-            TRY(add_calls(p, &p->cut.pieces[i], &border, constants, n_constants));
+        for (uint32_t i = p->cut.first[s]; i < p->cut.first[s + 1]; i++) TRY(add_calls(p, &p->cut.pieces[i], &border));
     }
     plan->first_call[segments->count] = plan->n_calls;
-    for (uint32_t b = 0; b < plan->n_blocks; b++) TRY(choose_weights(p, b, constants, n_constants[b]));
+    for (uint32_t b = 0; b < plan->n_blocks; b++) TRY(choose_weights(p, b));
     return CODE_OK;
 }
 
 Code npu_plan(Context *ctx, Arena *arena, const Npuir *ir, const Segments *segments, const PlanOptions *options,
               NpuPlan **out) {
-    Planner p = {.ctx = ctx, .arena = arena, .head_columns = options->head_columns};
+    Planner p = {
+        .ctx = ctx, .arena = arena, .options = options, .head_columns = options->head_columns, .fold = options->fold};
     Arena scratch;
     *out = NULL;
     if (p.head_columns < 0) return fail(ctx, CODE_INVALID, "head_columns must not be negative");
@@ -231,7 +317,7 @@ Code npu_plan(Context *ctx, Arena *arena, const Npuir *ir, const Segments *segme
     p.plan->segments = *segments;
     arena_init(&scratch);
     p.tokens.arena = &scratch;
-    Code code = make_plan(&p, segments, options);
+    Code code = make_plan(&p, segments);
     if (code == CODE_OK) code = plan_check(ctx, p.plan);
     arena_destroy(&scratch);
     if (code == CODE_OK) *out = p.plan;

@@ -89,10 +89,13 @@ static Code check_constant(Checker *c, uint32_t call, const Register *ours, cons
     for (uint32_t k = 0; k < block->n_weights; k++) {
         if (block->weights[k] != x) continue;
         if (item->weights[k] != y) WRONG("call %u has constant %u for %u, not %u", call, item->weights[k], x, y);
+        if (block->first_column) WRONG("call %u: columns of argument %u are counted twice", call, x);
         return CODE_OK;
     }
     const Constant *a = &g->constants[x], *b = &g->constants[y];
-    if (block->columns) WRONG("constant %u of a head is no argument", x);
+    if (block->columns && item->first_column != block->first_column)
+        WRONG("call %u: columns from %lld of constant %u, but its block holds those from %lld", call,
+              (long long)item->first_column, y, (long long)block->first_column);
     if (x != y && (!a->data || !b->data || a->bytes != b->bytes || memcmp(a->data, b->data, (size_t)a->bytes) != 0))
         WRONG("call %u needs constant %u, but its block holds %u", call, y, x);
     return CODE_OK;
@@ -174,7 +177,9 @@ static Code check_tiles(Checker *c, uint32_t call, uint32_t end, uint32_t positi
     int64_t columns = c->ir->regs[instr->in[1]].shape[0];
     for (*n = 0; covered < columns; (*n)++) {
         const NpuCall *item = &c->plan->calls[call + *n];
-        if (call + *n >= end || &c->plan->blocks[item->block] != block) WRONG("a head misses columns");
+        if (call + *n >= end) WRONG("a head misses columns");
+        const NpuBlock *theirs = &c->plan->blocks[item->block];
+        if (theirs->n_instrs != 1 || theirs->columns != block->columns) WRONG("a head misses columns");
         if (item->first_column < 0 || item->first_column > covered || item->first_column + block->columns > columns ||
             item->first_column + block->columns <= covered)
             WRONG("call %u: columns from %lld of %lld", call + *n, (long long)item->first_column, (long long)columns);

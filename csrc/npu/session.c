@@ -189,7 +189,7 @@ static Code upgrade(Context *ctx, NpuSession *s) {
     Tier *tier, *old;
     Body *idle = NULL;
     if (s->tier->number == 1) return CODE_OK; /* only an upgrade changes it, and there is one at a time */
-    TRY(tier_create(ctx, s->device, s->ir, s->segments, &s->options, FOLD_NEVER, &tier));
+    TRY(tier_create(ctx, s->device, s->ir, s->segments, &s->options, FOLD_CONSTANT, &tier));
     swap_tier(s, tier, &idle, &old);
     while (idle) {
         Body *next = idle->next;

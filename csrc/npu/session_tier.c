@@ -178,8 +178,9 @@ static Code emit_models(Context *ctx, Tier *tier, const SessionOptions *options,
     return CODE_OK;
 }
 
-/* Nothing is folded: no other way of compiling is faster to run. */
-static bool is_final(const NpuPlan *plan) {
+/* No other way of compiling is faster to run: weights lie in the graphs, or would be cut no better if they did. */
+static bool is_final(const NpuPlan *plan, Fold fold) {
+    if (fold != FOLD_ALWAYS) return true;
     for (uint32_t b = 0; b < plan->n_blocks; b++) {
         if (plan->blocks[b].n_weights) return false;
     }
@@ -211,7 +212,7 @@ static Code build(Context *ctx, Tier *tier, const Segments *segments, const Sess
         }
         report->blob_bytes += npu_graph_blob_bytes(tier->graphs[i]);
     }
-    tier->number = report->tier = is_final(plan);
+    tier->number = report->tier = is_final(plan, fold);
     report->n_segments = segments->count;
     report->n_blocks = plan->n_blocks;
     report->n_calls = plan->n_calls;

@@ -350,20 +350,21 @@ PyObject *program_openvino_models(PyObject *object, PyObject *args, PyObject *kw
     static char *keywords[] = {"write", "fold", "precision", "f32_types", "f32_border", "forms", NULL};
     const ModuleState *state = PyType_GetModuleState(Py_TYPE(object));
     PyObject *write, *forms = Py_None;
-    const char *precision = "fp16";
-    int fold = 1, f32_types = 0, f32_border = 0;
+    const char *precision = "fp16", *fold = "always";
+    int f32_types = 0, f32_border = 0;
     EmitRequest request = {.default_forms = true};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$psppO:openvino_models", keywords, &write, &fold, &precision,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$ssppO:openvino_models", keywords, &write, &fold, &precision,
                                      &f32_types, &f32_border, &forms))
         return NULL;
     if (!precision_from_name(precision, &request.precision))
         return PyErr_Format(PyExc_ValueError, "precision: want fp16, w8a16 or w4a16, got %s", precision);
+    if (!fold_from_name(fold, &request.fold))
+        return PyErr_Format(PyExc_ValueError, "fold: want never, always, cut or constant, got %s", fold);
     if (forms != Py_None) {
         request.default_forms = false;
         request.forms = (uint32_t)PyLong_AsUnsignedLongMask(forms);
         if (PyErr_Occurred()) return NULL;
     }
-    request.fold = fold;
     request.f32_types = f32_types;
     request.f32_border = f32_border;
     Context ctx;

@@ -393,7 +393,7 @@ static PyMethodDef program_methods[] = {
      "npu_report()\n--\n\nSegments, floating-point operations by device, and the session on the device if there is "
      "one."},
     {"openvino_models", (PyCFunction)(void (*)(void))program_openvino_models, METH_VARARGS | METH_KEYWORDS,
-     "openvino_models(write, *, fold=True, precision='fp16', f32_types=False, f32_border=False, forms=None)\n--\n\n"
+     "openvino_models(write, *, fold='always', precision='fp16', f32_types=False, f32_border=False, forms=None)\n--\n\n"
      "The segments as OpenVINO models: calls write(kind, number, data) with \"xml\" and \"bin\" of each block and "
      "\"weight\" of\n"
      "each weight argument; returns the manifest."},

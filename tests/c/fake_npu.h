@@ -148,7 +148,10 @@ Code npu_emit(Context *ctx, Arena *arena, const Npuir *ir, const NpuBlock *block
                                    .offset = r->offset};
             memcpy(source.shape, r->shape, r->rank * sizeof *r->shape);
             memcpy(source.strides, r->strides, r->rank * sizeof *r->strides);
-            if (block->columns) source.shape[0] = block->columns;
+            if (block->columns) {
+                source.shape[0] = block->columns;
+                source.offset += block->first_column * source.strides[0];
+            }
             source.bytes = view_count(r->rank, source.shape) * (int64_t)dtype_size(source.dtype);
             bool argument = false;
             for (uint32_t w = 0; w < block->n_weights; w++) argument = argument || block->weights[w] == b->index;

@@ -128,6 +128,74 @@ static void test_never(void) {
     }
 }
 
+/* Cut as folded, with a graph for each call. */
+static void test_cut(void) {
+    Writer w;
+    Made folded, m;
+    model(&w, "GGAGGAGGGANL");
+    plan_text(&folded, &w.text, FOLD_ALWAYS, 64);
+    plan_text(&m, &w.text, FOLD_CUT, 64);
+    CHECK_EQUAL(m.plan->n_calls, folded.plan->n_calls);
+    CHECK_EQUAL(m.plan->n_blocks, m.plan->n_calls);
+    for (uint32_t c = 0; c < m.plan->n_calls; c++) {
+        const NpuBlock *b = &m.plan->blocks[c], *ours = &folded.plan->blocks[folded.plan->calls[c].block];
+        CHECK_EQUAL(m.plan->calls[c].block, c);
+        CHECK_EQUAL(b->n_weights, 0);
+        CHECK_EQUAL(b->n_calls, 1);
+        CHECK_EQUAL(b->n_instrs, ours->n_instrs);
+        CHECK_EQUAL(b->columns, ours->columns);
+        CHECK_EQUAL(b->first_column, m.plan->calls[c].first_column);
+    }
+    CHECK(m.plan->blocks[m.plan->n_blocks - 1].first_column == 136);
+    m.plan->blocks[m.plan->n_blocks - 1].first_column = 64; /* the checker sees it */
+    CHECK_CODE(&m.ctx, CODE_INTERNAL, plan_check(&m.ctx, m.plan));
+    end(&m);
+    end(&folded);
+    text_destroy(&w.text);
+}
+
+/* Steps of a chain, every second one with the same weight of n x n. */
+static void chain(Text *text, int n) {
+    text_init(text);
+    text_add(text, "graph {\n%%0 = input {index=0} : f32[4,%d]\n", n);
+    text_add(text, "%%w0 = constant @w {index=0} : f32[%d,%d] state\n%%w1 = constant @w {index=1} : f32[%d,%d] state\n",
+             n, n, n, n);
+    for (int i = 0; i < 6; i++) {
+        text_add(text, "%%a%d = linear %%%s%d, %%w%d : f32[4,%d]\n", i, i ? "c" : "", i ? i - 1 : 0, i % 2, n);
+        text_add(text, "%%b%d = exp %%a%d : f32[4,%d]\n%%c%d = softmax %%b%d {dim=1} : f32[4,%d]\n", i, i, n, i, i, n);
+    }
+    text_add(text, "return %%c5\n}\n");
+}
+
+static void test_constant(void) {
+    static const struct {
+        int n;
+        Precision precision;
+        Fold fold;
+        uint32_t blocks, calls;
+    } cases[] = {
+        {64, PRECISION_FP16, FOLD_CUT, 2, 6},         {64, PRECISION_FP16, FOLD_CONSTANT, 1, 1},
+        {8192, PRECISION_FP16, FOLD_CONSTANT, 2, 6},  {12288, PRECISION_W8A16, FOLD_CONSTANT, 2, 6},
+        {8192, PRECISION_W8A16, FOLD_CONSTANT, 1, 1}, {12288, PRECISION_W4A16, FOLD_CONSTANT, 1, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Text text;
+        Made m;
+        PlanOptions options = {.fold = cases[i].fold, .precision = cases[i].precision, .head_columns = 100000};
+        chain(&text, cases[i].n);
+        begin(&m);
+        CHECK_OK(&m.ctx, lower(&m, text.data, text.size, true));
+        CHECK_OK(&m.ctx, npu_plan(&m.ctx, &m.arena, m.ir, &m.segments, &options, &m.plan));
+        CHECK_EQUAL(m.plan->n_blocks, cases[i].blocks);
+        CHECK_EQUAL(m.plan->n_calls, cases[i].calls);
+        for (uint32_t b = 0; b < m.plan->n_blocks; b++) CHECK_EQUAL(m.plan->blocks[b].n_weights, 0);
+        for (uint32_t c = 0; c < m.plan->n_calls; c++)
+            CHECK_EQUAL(m.plan->calls[c].block, cases[i].calls == 1 ? 0 : c % 2); /* equal weights share a graph */
+        end(&m);
+        text_destroy(&text);
+    }
+}
+
 static void test_depth(void) {
     char layers[131];
     Writer w;
@@ -292,6 +360,8 @@ static void test_random(void) {
             for (uint32_t b = 0; b < m.plan->n_blocks; b++) tiles += m.plan->blocks[b].columns > 0;
         }
         CHECK_OK(&m.ctx, plan(&m, FOLD_NEVER, 16));
+        CHECK_OK(&m.ctx, plan(&m, FOLD_CUT, 16));
+        CHECK_OK(&m.ctx, plan(&m, FOLD_CONSTANT, 16));
         end(&m);
     }
     printf("plan: %u of 1500 random programs fold, %u heads\n", folded, tiles);
@@ -403,6 +473,8 @@ int main(int argc, char **argv) {
     if (argc > 1) return plan_files(argc - 1, argv + 1);
     test_folding();
     test_never();
+    test_cut();
+    test_constant();
     test_depth();
     test_head();
     test_weights();

@@ -168,14 +168,15 @@ static void check_nothing_lives(const NpuDevice *d) {
 static void test_results(void) {
     static const char *const models[] = {"AAAANL", "GGAGGAGGGANL", "HHHH", "HGHGL", "N", "AGaL"};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        for (int way = 0; way < 8; way++) {
+        for (int way = 0; way < 12; way++) {
             Context ctx;
             Program p;
             NpuDevice device = {0};
             NpuSession *session;
             void *frames[2];
             bool f32 = way & 1;
-            SessionOptions options = options_of(way & 2 ? FOLD_ALWAYS : FOLD_NEVER, f32, way & 4 ? 3 : 1);
+            Fold fold = (Fold[]){FOLD_NEVER, FOLD_ALWAYS, FOLD_CUT}[way / 4];
+            SessionOptions options = options_of(fold, f32, way & 2 ? 3 : 1);
             context_init(&ctx);
             program_of(&ctx, &p, models[i]);
             CHECK_OK(&ctx, npu_session_create(&ctx, &device, p.ir, &p.segments, &options, &session));
@@ -191,6 +192,7 @@ static void test_results(void) {
             SessionReport report;
             npu_session_report(session, &report);
             CHECK_EQUAL(device.compiled, report.n_blocks);
+            if (fold != FOLD_ALWAYS) CHECK(report.tier == 1 && report.weight_bytes == 0);
             CHECK_EQUAL(device.executions, 4 * report.n_calls);
             CHECK_EQUAL(device.runs, 4 * p.segments.count);
             CHECK_EQUAL(report.cache_misses, report.n_blocks);
@@ -236,7 +238,7 @@ static void test_random(void) {
         void *frame;
         RandomOptions o = {5 + random_below(&r, 60), 2 + random_below(&r, 8), random_below(&r, 2) != 0,
                            random_below(&r, 2) != 0};
-        SessionOptions options = options_of(round % 4 ? FOLD_ALWAYS : FOLD_NEVER, true, 1);
+        SessionOptions options = options_of((Fold)(round % 3), true, 1);
         options.plan.head_columns = 16;
         context_init(&ctx);
         arena_init(&p.arena);
@@ -337,14 +339,17 @@ static void test_import(void) {
     }
 }
 
-static void test_upgrade(void) {
+/* To one graph a segment, or to one a call. */
+static void test_upgrade(bool cut) {
     Context ctx;
     Program p;
     NpuDevice device = {0};
     NpuSession *session;
     SessionOptions options = options_of(FOLD_ALWAYS, true, 2);
     SessionReport report;
+    int made;
     void *frames[2];
+    options.plan.cut_bytes = cut;
     context_init(&ctx);
     program_of(&ctx, &p, "HHHHL");
     CHECK_OK(&ctx, npu_session_create(&ctx, &device, p.ir, &p.segments, &options, &session));
@@ -354,6 +359,7 @@ static void test_upgrade(void) {
     CHECK_EQUAL(report.tier, 0);
     CHECK(report.weight_bytes > 0 && report.n_blocks < report.n_calls);
     int folded = device.graphs;
+    made = cut ? (int)report.n_calls : (int)p.segments.count;
 
     /* A failure changes nothing. */
     device.fail_at = 3;
@@ -380,19 +386,19 @@ static void test_upgrade(void) {
         CHECK_OK(&ctx, backend->run(&ctx, backend, frames[1], s, in, out));
         if (s == 1) {
             CHECK_OK(&ctx, npu_session_upgrade(&ctx, session));
-            CHECK_EQUAL(device.graphs, folded + (int)p.segments.count);
+            CHECK_EQUAL(device.graphs, folded + made);
         }
         at += segment->count;
         s++;
     }
-    CHECK_EQUAL(device.graphs, p.segments.count); /* the old ones are gone */
+    CHECK_EQUAL(device.graphs, made); /* the old ones are gone */
     CHECK(difference(&host, &memory) <= 1e-6);
     memory_free(&host);
     memory_free(&memory);
 
     npu_session_report(session, &report);
     CHECK_EQUAL(report.tier, 1);
-    CHECK_EQUAL(report.n_blocks, p.segments.count);
+    CHECK_EQUAL(report.n_blocks, made);
     CHECK_EQUAL(report.weight_bytes, 0);
     for (int f = 0; f < 2; f++) CHECK(call_difference(&ctx, &p, backend, frames[f], 7) <= 1e-6);
     int compiled = device.compiled;
@@ -471,6 +477,7 @@ static void test_failures(bool of_device) {
         NpuSession *session;
         Memory memory;
         void *frame = NULL;
+        options.plan.cut_bytes = k / 2 % 2; /* the upgrade is cut */
         memory_make(&memory, p.ir, 3);
         options.cache_dir = "nowhere";
         ctx.fail_allocation = of_device ? 0 : (uint64_t)k;
@@ -634,7 +641,8 @@ int main(void) {
     test_random();
     test_memory();
     test_import();
-    test_upgrade();
+    test_upgrade(false);
+    test_upgrade(true);
     test_threads();
     test_failures(true);
     test_failures(false);
