@@ -32,11 +32,12 @@ demo: build
 bench: build $(VENV)/.ready-bench
 	$(PY) -m benchmarks $(BENCH)
 
+# Two workers on two cores: most of the time is Python's. A file's tests share what they have built.
 test: build tool
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --dist loadfile
 
 test-all: build tool
-	$(PY) -m pytest -m ""
+	$(PY) -m pytest -n auto --dist loadfile -m ""
 
 # --- set-up ----------------------------------------------------------------------------------------------------------
 
