@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import forge_ugc
 from tests import npu_ir
 from tests.npu_ir import Refused, check, emit_table
 from tests.opcheck import tensor
@@ -354,6 +355,24 @@ def test_masks_stay_finite() -> None:
     assert first.tolist() == [0.0, -57344.0, 57344.0, -math.inf, math.inf, 65504, -65504]
     assert second.tolist() == [-57344.0] * 7
     assert all(kept.tolist() == [6e4] * 7 for kept in limits)
+
+
+def test_guards_of_divisions_stay_above_zero() -> None:
+    """What f16 rounds to zero would make NaN of rows of zeros. Comparisons tell zero from small numbers still."""
+
+    def function(x: torch.Tensor) -> Any:
+        total = x.sum(-1, keepdim=True)
+        return (
+            F.normalize(x, dim=-1), x / total.clamp(min=1e-9), x / (total + 1e-9), x * torch.rsqrt(total + 1e-12),
+            F.rms_norm(x, (6,), eps=1e-12), x / (x.std(-1, keepdim=True) + 1e-10),
+            x >= 1e-9, x < 1e-9, x > -1e-9, x * 1e-9, torch.maximum(x, torch.full((6,), 1e-9)) - x,
+        )  # fmt: skip
+
+    x = torch.cat([torch.zeros(2, 6), X[0].abs() + 0.5])
+    check(function, x, f32=False, tolerance=5e-3)
+    got = forge_ugc.compile(function, x, device="npu:emulate")(x)
+    for want, have in zip(function(x), got, strict=True):
+        torch.testing.assert_close(have.double(), want.double(), atol=5e-3, rtol=5e-3)
 
 
 def test_names_tell_the_line() -> None:

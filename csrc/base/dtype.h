@@ -51,6 +51,8 @@ uint16_t f32_to_f16(float value);
 #define F16_LARGEST 65504.0f
 #define F16_OVERFLOW 65520.0f
 #define F16_SUBSTITUTE 57344.0f
+#define F16_LEAST 0x1p-24f        /* the least number above 0 */
+#define F16_LEAST_NORMAL 0x1p-14f /* and the least with all digits, whose reciprocal is finite */
 static inline float f32_within_f16(float value) {
     float size = value < 0 ? -value : value;
     bool beyond = size >= F16_OVERFLOW && size <= 3.40282347e38f;

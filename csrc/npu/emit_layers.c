@@ -185,7 +185,7 @@ Code emit_ints(Emitter *e, const int64_t *items, size_t count, Wire *out) {
 }
 
 /* Finite numbers stay finite in f16. */
-static uint16_t half_of(double value) { return f32_to_f16((float)npu_scalar(OP_add, value)); }
+static uint16_t half_of(double value) { return f32_to_f16((float)npu_scalar(OP_mul, value)); }
 
 static Code numbers(Emitter *e, const double *values, uint8_t rank, const int64_t *shape, bool argument, Wire *out) {
     WireType type = {.element = e->real, .rank = rank};

@@ -10,6 +10,11 @@ static uint32_t last_dims(const WireType *type, int64_t count, int64_t *dims) {
     return (uint32_t)count;
 }
 
+/* x + eps, which stays above 0 in f16: a row of zeros gives zeros. */
+static Code plus_eps(Emitter *e, Wire x, double eps, Wire *out) {
+    return emit_binary_number(e, "Add", x, e->real == ELEMENT_F16 ? npu_scalar(OP_add, eps) : eps, out);
+}
+
 /* (x - mean) / sqrt(variance + eps) over `dims`. */
 static Code standardise(Emitter *e, Wire x, const int64_t *dims, uint32_t n_dims, double eps, Wire *out) {
     if (e->options->forms & FORM_MVN) {
@@ -23,7 +28,7 @@ static Code standardise(Emitter *e, Wire x, const int64_t *dims, uint32_t n_dims
     TRY(emit_binary(e, "Subtract", 1, x, mean, &x));
     TRY(emit_binary(e, "Multiply", 1, x, x, &square));
     TRY(emit_reduce_dims(e, "ReduceMean", square, dims, n_dims, true, &square));
-    TRY(emit_binary_number(e, "Add", square, eps, &square));
+    TRY(plus_eps(e, square, eps, &square));
     TRY(emit_unary(e, "Sqrt", 1, square, &square));
     return emit_binary(e, "Divide", 1, x, square, out);
 }
@@ -35,7 +40,7 @@ static Code root_mean_square(Emitter *e, Wire x, const int64_t *dims, uint32_t n
     TRY(emit_number(e, 2, &exponent));
     TRY(emit_binary(e, "Power", 1, x, exponent, &square));
     TRY(emit_reduce_dims(e, "ReduceMean", square, dims, n_dims, true, &square));
-    TRY(emit_binary_number(e, "Add", square, eps, &square));
+    TRY(plus_eps(e, square, eps, &square));
     TRY(emit_number(e, -0.5, &exponent));
     TRY(emit_binary(e, "Power", 1, square, exponent, &square));
     return emit_binary(e, "Multiply", 1, x, square, out);

@@ -76,9 +76,16 @@ static const char *npu_dtype_reason(DType dtype) {
 }
 
 double npu_scalar(Op op, double value) {
-    if (!isfinite(value) || fabsf((float)value) < F16_OVERFLOW) return value;
-    if (op_is(op, COMPARE)) return copysign(INFINITY, value);
-    if (op == OP_clamp || op == OP_minimum || op == OP_maximum) return copysign((double)F16_LARGEST, value);
+    bool limit = op == OP_clamp || op == OP_minimum || op == OP_maximum, compared = op_is(op, COMPARE);
+    double size = fabs(value);
+    if (size > 0 && size <= (double)F16_LEAST / 2) {
+        if (limit) return copysign((double)F16_LEAST_NORMAL, value);
+        bool guard = compared || op == OP_add || op == OP_sub || op == OP_div;
+        return guard ? copysign((double)F16_LEAST, value) : value;
+    }
+    if (!isfinite(value) || size < (double)F16_OVERFLOW) return value;
+    if (compared) return copysign(INFINITY, value);
+    if (limit) return copysign((double)F16_LARGEST, value);
     return copysign((double)F16_SUBSTITUTE, value);
 }
 

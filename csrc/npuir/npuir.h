@@ -88,7 +88,9 @@ const char *npu_op_reason(Op op);
 const char *capability(const Target *target, Device device, const Graph *g, const Node *node);
 
 /* A scalar of the operator as an NPU has it, before it is rounded to f16. Finite numbers beyond f16's range are
- * infinite to comparisons, the largest number as limits, and F16_SUBSTITUTE to arithmetic. */
+ * infinite to comparisons, the largest number as limits, and F16_SUBSTITUTE to arithmetic. Numbers that f16 would round
+ * to zero guard divisions, as in x / (sum + 1e-9): limits are F16_LEAST_NORMAL, terms, divisors and what is compared
+ * with F16_LEAST; factors become zero. */
 double npu_scalar(Op op, double value);
 
 /* What lowering must know of the host kernels; a column filled by cpu/ and handed in by forge.c. */
