@@ -29,8 +29,9 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k, bool packe
     p.local = batch > 1 && (rows + panels * GEMM_COLS) * k <= LOCAL_FLOATS;
     p.chunk_rows = min_i64(rows, p.block_rows * max_i64(1, A_FLOATS / (p.block_rows * depth)));
     p.chunk_panels = packed ? panels : min_i64(panels, max_i64(1, B_FLOATS / (GEMM_COLS * depth)));
-    /* at least 16 parts where there are panels for it, but a part's buffer is no wider than 16 panels */
-    p.group = p.local ? GROUP_PANELS : min_i64((p.chunk_panels + 15) / 16, GROUP_PANELS);
+    /* some 16 parts where there are panels for it, an even number of panels in each (gemm_pair), but a part's buffer is
+     * no wider than 16 panels */
+    p.group = p.local ? GROUP_PANELS : min_i64(round_up((p.chunk_panels + 15) / 16, 2), GROUP_PANELS);
     p.a_floats = round_up(p.chunk_rows * k, 16);
     p.b_floats = packed ? 0 : p.chunk_panels * GEMM_COLS * k;
     p.c_floats = p.block_rows * min_i64(p.group, panels) * GEMM_COLS;
