@@ -148,6 +148,22 @@ static void pack_a(void *arg, int64_t part, int thread) {
     }
 }
 
+/* Steps [k, k + depth) of all rows against two panels, while those that are next come into the L2. */
+static void tiles_of_pair(GemmPair *pair, const Gemm *g, const float *a, int64_t rows, int64_t k, int64_t depth,
+                          const float *b, const float *next, float *c, int64_t c_row, bool add) {
+    int64_t panel = g->k * GEMM_COLS, share = (depth * 2 * GEMM_ROWS + rows - 1) / rows, line = 0;
+    for (int64_t i = 0, tall; i < rows; i += tall) {
+        tall = gemm_tall(rows - i);
+        int64_t upper = min_i64(GEMM_ROWS, tall), lower = tall - upper;
+        for (int64_t end = min_i64(line + share, depth); line < end; line++) {
+            __builtin_prefetch(next + line * GEMM_COLS, 0, 2);
+            __builtin_prefetch(next + panel + line * GEMM_COLS, 0, 2);
+        }
+        pair((int)tall, depth, a + i * g->k + k * upper, 1, upper, a + (i + upper) * g->k + k * lower, lower, b,
+             GEMM_COLS, panel, c + i * c_row, c_row, add);
+    }
+}
+
 /* All of the sum for rows of a block and panels of a group; then its rows are finished. */
 static void compute(void *arg, int64_t part, int thread) {
     Job *job = arg;
@@ -173,20 +189,19 @@ static void compute(void *arg, int64_t part, int thread) {
     } else {
         for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
             int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
-            for (int64_t j = 0, step; j < panels; j += step) {
-                step = pair && j + 1 < panels ? 2 : 1;
-                for (int64_t i = 0, tall; i < rows; i += tall) {
-                    int tile = (int)min_i64(GEMM_ROWS, rows - i);
-                    const float *a = job->a + (begin + i) * g->k + k * tile, *panel_k = b + (j * g->k + k) * GEMM_COLS;
-                    float *to = c + i * width + j * GEMM_COLS;
-                    tall = step == 2 && rows - i >= 2 * GEMM_ROWS ? 2 * GEMM_ROWS : tile;
-                    if (step == 2)
-                        pair((int)tall, depth, a, 1, tile, GEMM_ROWS * g->k, panel_k, GEMM_COLS, g->k * GEMM_COLS, to,
-                             width, start || k > 0);
-                    else
-                        kernels->tile_packed(tile, depth, a, panel_k, to, width, start || k > 0);
-                }
+            const float *a = job->a + begin * g->k, *b_k = b + k * GEMM_COLS;
+            int64_t j = 0;
+            for (; pair && j + 1 < panels; j += 2) {
+                const float *next = j + 3 < panels ? b_k + (j + 2) * GEMM_COLS * g->k : b_k + depth * GEMM_COLS;
+                tiles_of_pair(pair, g, a, rows, k, depth, b_k + j * GEMM_COLS * g->k, next, c + j * GEMM_COLS, width,
+                              start || k > 0);
             }
+            for (; j < panels; j++)
+                for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
+                    int tile = (int)min_i64(GEMM_ROWS, rows - i);
+                    kernels->tile_packed(tile, depth, a + i * g->k + k * tile, b_k + j * GEMM_COLS * g->k,
+                                         c + i * width + j * GEMM_COLS, width, start || k > 0);
+                }
         }
     }
     int64_t cols = min_i64(width, g->n - col);

@@ -95,6 +95,10 @@ static inline bool gemm_turns(const Gemm *g) {
 static inline const void *gemm_element(const GemmOperand *o, int64_t at) {
     return (const char *)o->data + at * (int64_t)dtype_size(o->dtype);
 }
+/* Rows of the next tile on two panels: none of the tiles is left with so few rows that its sums wait for each other. */
+static inline int64_t gemm_tall(int64_t rows) {
+    return rows <= 2 * GEMM_ROWS ? rows : rows < 2 * GEMM_ROWS + 4 ? GEMM_ROWS : 2 * GEMM_ROWS;
+}
 static inline int64_t gemm_panels(int64_t n) { return (n + GEMM_COLS - 1) / GEMM_COLS; }
 static inline int64_t gemm_panels_bytes(int64_t n, int64_t k) {
     return (gemm_panels(n) * GEMM_COLS * k + 16) * (int64_t)sizeof(float);

@@ -7,11 +7,12 @@
 
 /* Inlined with constant `rows` and strides into each case of the switch below. */
 static inline __attribute__((always_inline)) void pair_body(const int rows, int64_t k, const float *restrict a,
-                                                            int64_t a_row, int64_t a_k, int64_t a_tile,
-                                                            const float *restrict b, int64_t b_row, int64_t b_panel,
-                                                            float *restrict c, int64_t c_row, bool add) {
+                                                            int64_t a_row, int64_t a_k, const float *restrict lower,
+                                                            int64_t lower_k, const float *restrict b, int64_t b_row,
+                                                            int64_t b_panel, float *restrict c, int64_t c_row,
+                                                            bool add) {
     __m512 r[2 * GEMM_ROWS][2];
-    const float *restrict second = b + b_panel, *restrict lower = a + a_tile;
+    const float *restrict second = b + b_panel;
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) r[i][0] = r[i][1] = _mm512_setzero_ps();
     for (int64_t p = 0; p < k; p++) {
@@ -25,7 +26,7 @@ static inline __attribute__((always_inline)) void pair_body(const int rows, int6
             r[i][1] = _mm512_fmadd_ps(x, b1, r[i][1]);
         }
         a += a_k;
-        lower += a_k;
+        lower += lower_k;
         b += b_row;
         second += b_row;
     }
@@ -37,21 +38,18 @@ static inline __attribute__((always_inline)) void pair_body(const int rows, int6
     }
 }
 
-static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, int64_t a_tile, const float *b,
-                 int64_t b_row, int64_t b_panel, float *c, int64_t c_row, bool add) {
+static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *lower, int64_t lower_k,
+                 const float *b, int64_t b_row, int64_t b_panel, float *c, int64_t c_row, bool add) {
+#define ROWS(n)                                                                                                        \
+    case n: pair_body(n, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add); break;
     switch (rows) {
-    case 1: pair_body(1, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
-    case 2: pair_body(2, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
-    case 3: pair_body(3, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
-    case 4: pair_body(4, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
-    case 5: pair_body(5, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
-    case 6: pair_body(6, k, a, a_row, a_k, 0, b, b_row, b_panel, c, c_row, add); break;
-    default:
-        if (a_row == 1 && a_k == GEMM_ROWS) /* packed */
-            pair_body(2 * GEMM_ROWS, k, a, 1, GEMM_ROWS, a_tile, b, b_row, b_panel, c, c_row, add);
-        else
-            pair_body(2 * GEMM_ROWS, k, a, a_row, a_k, a_tile, b, b_row, b_panel, c, c_row, add);
+        ROWS(1)
+        ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) default
+            : if (a_row == 1 && a_k == GEMM_ROWS && lower_k == GEMM_ROWS && b_row == GEMM_COLS) /* packed */
+              pair_body(12, k, a, 1, GEMM_ROWS, lower, GEMM_ROWS, b, GEMM_COLS, b_panel, c, c_row, add);
+        else pair_body(12, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add);
     }
+#undef ROWS
 }
 
 GemmPair *gemm_pair_avx512(void) { return pair; }

@@ -25,10 +25,11 @@ typedef struct GemmKernels {
     void (*scale)(float *dst, const float *src, float factor, int64_t n); /* dst may be src */
 } GemmKernels;
 
-/* `tile` on two panels of b, b_panel apart, for 32 columns of c: the same sums, in the same order. With 12 rows the
- * last six begin a_tile after the first. rows: at most 6, or 12. */
-typedef void GemmPair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, int64_t a_tile, const float *b,
-                      int64_t b_row, int64_t b_panel, float *c, int64_t c_row, bool add);
+/* `tile` on two panels of b, b_panel apart, for 32 columns of c: the same sums, in the same order. Rows past the sixth
+ * begin at `lower`, and their step in k is lower_k. rows: at most 12. */
+typedef void GemmPair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *lower,
+                      int64_t lower_k, const float *b, int64_t b_row, int64_t b_panel, float *c, int64_t c_row,
+                      bool add);
 GemmPair *gemm_pair(void);        /* NULL where two panels at once are no faster */
 GemmPair *gemm_pair_avx512(void); /* gemm_avx512.c; NULL where it was not compiled for AVX-512 */
 

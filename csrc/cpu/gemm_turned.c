@@ -86,6 +86,12 @@ static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_
     return wide;
 }
 
+/* Part `part` of `parts` of steps [0, depth) of the next rows of B^T come into the L2. */
+static void prefetch_rows(const float *b, int64_t b_row, int64_t rows, int64_t depth, int64_t part, int64_t parts) {
+    for (int64_t i = part; i < rows; i += parts)
+        for (int64_t k = 0; k < depth; k += 16) __builtin_prefetch(b + i * b_row + k, 0, 2);
+}
+
 /* Rows of a block of B^T against a group of panels. */
 static void compute(void *arg, int64_t part, int thread) {
     const Job *job = arg;
@@ -104,17 +110,23 @@ static void compute(void *arg, int64_t part, int thread) {
         const float *a = job->packed + (k * job->panels + panel * depth) * GEMM_COLS;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
         for (int64_t i = 0, tall; i < rows; i += tall) {
-            tall = pair && rows - i >= 2 * GEMM_ROWS ? 2 * GEMM_ROWS : min_i64(GEMM_ROWS, rows - i);
+            tall = pair ? gemm_tall(rows - i) : min_i64(GEMM_ROWS, rows - i);
+            const float *row_i = b + i * b_row;
+            bool more = i + tall < rows;
+            const float *next = more ? row_i + tall * b_row : b + depth;
+            int64_t next_rows = more ? min_i64(2 * GEMM_ROWS, rows - i - tall) : min_i64(2 * GEMM_ROWS, rows);
+            int64_t next_depth = more ? depth : min_i64(GEMM_BLOCK_K, g->k - k - depth);
             for (int64_t j = 0, step; j < panels; j += step) {
                 const float *from = a + j * depth * GEMM_COLS;
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
+                if (b != wide) prefetch_rows(next, b_row, next_rows, next_depth, j / 2, (panels + 1) / 2);
                 if (step == 2)
-                    pair((int)tall, depth, b + i * b_row, b_row, 1, GEMM_ROWS * b_row, from, GEMM_COLS,
+                    pair((int)tall, depth, row_i, b_row, 1, row_i + GEMM_ROWS * b_row, 1, from, GEMM_COLS,
                          depth * GEMM_COLS, to, width, start || k > 0);
                 else
                     for (int64_t t = 0; t < tall; t += GEMM_ROWS)
-                        kernels->tile((int)min_i64(GEMM_ROWS, tall - t), depth, b + (i + t) * b_row, b_row, 1, from,
+                        kernels->tile((int)min_i64(GEMM_ROWS, tall - t), depth, row_i + t * b_row, b_row, 1, from,
                                       GEMM_COLS, to + t * width, width, start || k > 0);
             }
         }
