@@ -150,7 +150,8 @@ static void pack_a(void *arg, int64_t part, int thread) {
 
 /* Steps [k, k + depth) of all rows against two panels, while those that are next come into the L2. */
 static void tiles_of_pair(GemmPair *pair, const Gemm *g, const float *a, int64_t rows, int64_t k, int64_t depth,
-                          const float *b, const float *next, float *c, int64_t c_row, bool add) {
+                          const float *b, const float *next, float *c, int64_t c_row, bool add, int64_t row,
+                          int64_t col) {
     int64_t panel = g->k * GEMM_COLS, share = (depth * 2 * GEMM_ROWS + rows - 1) / rows, line = 0;
     for (int64_t i = 0, tall; i < rows; i += tall) {
         tall = gemm_tall(rows - i);
@@ -159,6 +160,7 @@ static void tiles_of_pair(GemmPair *pair, const Gemm *g, const float *a, int64_t
             __builtin_prefetch(next + line * GEMM_COLS, 0, 2);
             __builtin_prefetch(next + panel + line * GEMM_COLS, 0, 2);
         }
+        if (k + depth == g->k) gemm_touch(g->finish, row + i, tall, col, 2 * GEMM_COLS);
         pair((int)tall, depth, a + i * g->k + k * upper, 1, upper, a + (i + upper) * g->k + k * lower, lower, b,
              GEMM_COLS, panel, c + i * c_row, c_row, add);
     }
@@ -194,7 +196,7 @@ static void compute(void *arg, int64_t part, int thread) {
             for (; pair && j + 1 < panels; j += 2) {
                 const float *next = j + 3 < panels ? b_k + (j + 2) * GEMM_COLS * g->k : b_k + depth * GEMM_COLS;
                 tiles_of_pair(pair, g, a, rows, k, depth, b_k + j * GEMM_COLS * g->k, next, c + j * GEMM_COLS, width,
-                              start || k > 0);
+                              start || k > 0, row, col + j * GEMM_COLS);
             }
             for (; j < panels; j++)
                 for (int64_t i = 0; i < rows; i += GEMM_ROWS) {

@@ -57,6 +57,14 @@ float gemm_bias(const GemmFinish *f, int64_t col); /* of a column; 0 without one
 enum { GEMM_MAX_SEGMENT = 256 }; /* largest count */
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
 
+/* Asks for the lines of the result that these columns of rows will be written to. */
+static inline void gemm_touch(const GemmFinish *f, int64_t row, int64_t rows, int64_t col, int64_t count) {
+    int64_t bytes = min_i64(count, f->n - col) * (int64_t)f->out_size;
+    for (int64_t i = row; i < row + rows; i++)
+        for (int64_t at = 0; at < bytes; at += 64)
+            __builtin_prefetch(f->out + (i * f->n + col) * (int64_t)f->out_size + at, 1);
+}
+
 /* --- f32: gemm.c -------------------------------------------------------------------------------------------------- */
 typedef struct Gemm {
     int64_t batch, m, n, k;

@@ -121,6 +121,9 @@ static void compute(void *arg, int64_t part, int thread) {
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
                 if (b != wide) prefetch_rows(next, b_row, next_rows, next_depth, j / 2, (panels + 1) / 2);
+                int64_t of = (job->panel + panel + j) * GEMM_COLS;
+                if (k + depth == g->k)
+                    gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
                 if (step == 2)
                     pair((int)tall, depth, row_i, b_row, 1, row_i + GEMM_ROWS * b_row, 1, from, GEMM_COLS,
                          depth * GEMM_COLS, to, width, start || k > 0);
