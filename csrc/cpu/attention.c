@@ -19,6 +19,7 @@ typedef struct Attention {
     bool causal, safe;
     double scale;
     const GemmKernels *kernels;
+    GemmPair *pair; /* or NULL */
     AttentionSoftmax softmax;
     AttentionAverage average;
     char *scratch;
@@ -127,6 +128,23 @@ static bool load_mask(Part *p, int64_t first, int64_t count) {
     return true;
 }
 
+/* c = a * b, or += with `add`, for panels of 16 columns that lie side by side in b. */
+static void product(const Attention *at, int64_t rows, int64_t k, const float *a, int64_t a_row, int64_t a_k,
+                    const float *b, int64_t b_row, int64_t panels, float *c, int64_t c_row, bool add) {
+    int64_t j = 0;
+    for (; at->pair && j + 1 < panels; j += 2)
+        for (int64_t i = 0, tall; i < rows; i += tall) {
+            const float *from = a + i * a_row;
+            tall = gemm_tall(rows - i);
+            at->pair((int)tall, k, from, a_row, a_k, from + GEMM_ROWS * a_row, a_k, b + j * GEMM_COLS, b_row, GEMM_COLS,
+                     c + i * c_row + j * GEMM_COLS, c_row, add);
+        }
+    for (; j < panels; j++)
+        for (int64_t i = 0; i < rows; i += GEMM_ROWS)
+            at->kernels->tile((int)min_i64(GEMM_ROWS, rows - i), k, a + i * a_row, a_row, a_k, b + j * GEMM_COLS, b_row,
+                              c + i * c_row + j * GEMM_COLS, c_row, add);
+}
+
 static void sweep_keys(Part *p) {
     const Attention *at = p->at;
     AttentionBlock *block = p->block;
@@ -140,10 +158,7 @@ static void sweep_keys(Part *p) {
         int64_t count = min_i64(KEYS, end - first), k_row, v_row;
         if (at->mask && !load_mask(p, first, count)) continue;
         const float *k = load_rows(at->k, p, first, count, at->depth, p->keys, &k_row);
-        for (int64_t t = 0; t < count; t += GEMM_ROWS)
-            for (int64_t j = 0; j < panels; j++)
-                at->kernels->tile((int)min_i64(GEMM_ROWS, count - t), at->depth, k + t * k_row, k_row, 1,
-                                  p->q_columns + j * GEMM_COLS, ROWS, &block->scores[t][j * GEMM_COLS], ROWS, false);
+        product(at, count, at->depth, k, k_row, 1, p->q_columns, ROWS, panels, block->scores[0], ROWS, false);
         block->causal = at->causal && first + count - 1 > first_query;
         for (int64_t r = 0; block->causal && r < ROWS; r++) block->last[r] = (int32_t)(query_of(p, r) - first);
         at->softmax(block, p->rows, count, (float)at->scale);
@@ -152,10 +167,7 @@ static void sweep_keys(Part *p) {
             if (first > 0 && block->decay[r] != 1.0f) at->kernels->scale(row, row, block->decay[r], columns);
         }
         const float *v = load_rows(at->v, p, first, count, columns, p->values, &v_row);
-        for (int64_t e = 0; e < columns; e += GEMM_COLS)
-            for (int64_t r = 0; r < p->rows; r += GEMM_ROWS)
-                at->kernels->tile((int)min_i64(GEMM_ROWS, p->rows - r), count, &block->scores[0][r], 1, ROWS, v + e,
-                                  v_row, p->out + r * columns + e, columns, true);
+        product(at, p->rows, count, block->scores[0], 1, ROWS, v, v_row, columns / GEMM_COLS, p->out, columns, true);
     }
 }
 
@@ -272,8 +284,14 @@ int64_t attention_scratch(const Graph *g, const Node *node, int threads) {
 Code attention_run(KernelCall *call) {
     const Tensor *q = &call->in[0], *k = &call->in[1], *v = &call->in[2], *out = &call->out[0];
     const Tensor *mask = call->n_in > 3 && call->in[3].data ? &call->in[3] : NULL;
-    Attention at = {
-        .q = q, .k = k, .v = v, .mask = mask, .out = out, .kernels = gemm_kernels(), .scratch = call->scratch};
+    Attention at = {.q = q,
+                    .k = k,
+                    .v = v,
+                    .mask = mask,
+                    .out = out,
+                    .kernels = gemm_kernels(),
+                    .pair = gemm_pair(),
+                    .scratch = call->scratch};
     at.batch = q->shape[0], at.heads = q->shape[1], at.queries = q->shape[2], at.depth = q->shape[3];
     at.groups = k->shape[1], at.keys = k->shape[2], at.width = v->shape[3];
     at.causal = node_int(call->node, ATTR_causal);

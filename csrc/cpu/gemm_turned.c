@@ -6,7 +6,7 @@
 
 enum {
     LEAST_ROWS = 24,
-    MOST_ROWS = 96,    /* of B^T in a part */
+    MOST_ROWS = 192,   /* of B^T in a part */
     GROUP_PANELS = 16, /* panels of A^T in a part; with GEMM_BLOCK_K 192 KB for the L2 */
     CHUNK_PANELS = 8,  /* at least so many are packed at once */
     A_FLOATS = 512 << 10,
