@@ -40,17 +40,27 @@ static inline __attribute__((always_inline)) void pair_body(const int rows, int6
 
 static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *lower, int64_t lower_k,
                  const float *b, int64_t b_row, int64_t b_panel, float *c, int64_t c_row, bool add) {
-#define ROWS(n)                                                                                                        \
-    case n: pair_body(n, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add); break;
+#define CASE(n)                                                                                                        \
+    case n: pair_body(n, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add); break
     switch (rows) {
-        ROWS(1)
-        ROWS(2)
-        ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) default
-            : if (a_row == 1 && a_k == GEMM_ROWS && lower_k == GEMM_ROWS && b_row == GEMM_COLS) /* packed */
-              pair_body(12, k, a, 1, GEMM_ROWS, lower, GEMM_ROWS, b, GEMM_COLS, b_panel, c, c_row, add);
-        else pair_body(12, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add);
+        CASE(1);
+        CASE(2);
+        CASE(3);
+        CASE(4);
+        CASE(5);
+        CASE(6);
+        CASE(7);
+        CASE(8);
+        CASE(9);
+        CASE(10);
+        CASE(11);
+    default:
+        if (a_row == 1 && a_k == GEMM_ROWS && lower_k == GEMM_ROWS && b_row == GEMM_COLS) /* packed */
+            pair_body(12, k, a, 1, GEMM_ROWS, lower, GEMM_ROWS, b, GEMM_COLS, b_panel, c, c_row, add);
+        else
+            pair_body(12, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add);
     }
-#undef ROWS
+#undef CASE
 }
 
 GemmPair *gemm_pair_avx512(void) { return pair; }
