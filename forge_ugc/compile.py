@@ -40,6 +40,7 @@ def compile(
     dynamic_shapes: Any = None,
     capture: str = "auto",
     num_threads: int | None = None,
+    pack: bool = True,
     progress: bool | None = None,
     fold: str | bool = "auto",
     npu_options: Mapping[str, Any] | None = None,
@@ -59,6 +60,9 @@ def compile(
     dynamic_shapes: as for torch.export; a call with other sizes is then specialised from the same capture.
     capture: "auto" records forward() where that is certain to give what torch.export would, in a tenth of the time, and
         exports where it is not (`report["capture"]` says which, "capture_declined" why); "export" always exports.
+    pack: keep copies of the weights in the order in which the host's products read them, where they lie in another
+        (transformers' Conv1D; nn.Linear's are used as they lie); `report["weights"]["packed_bytes"]` says how much.
+        False keeps none and reorders them in each call, which is slower; the results are the same.
     num_threads: default torch.get_num_threads(). progress: show a spinner; None: on a terminal if it takes long.
     fold: compile repeated blocks once for the NPU, with their weights as arguments. "auto" returns with such graphs and
         compiles graphs with constant weights, which are faster to run, in the background (`wait()`); True keeps to the
@@ -71,7 +75,7 @@ def compile(
     RuntimeError with `reason`) where device="npu" has no NPU or its compiler refuses a graph.
     """
     choice = npu.choose(str(device), precision, fold, npu_options)
-    options = _options(choice, passes, alpha, autotune, strict, num_threads)
+    options = _options(choice, passes, alpha, autotune, strict, num_threads, pack)
     if capture not in ("auto", "export"):
         raise ValueError(f'unknown capture {capture!r}; use "auto" or "export"')
     args, kwargs = _arguments(example_inputs, example_kwargs)
@@ -101,7 +105,7 @@ def compile(
 
 
 def _options(
-    choice: npu.Choice, passes: str, alpha: float, autotune: bool, strict: bool, threads: int | None
+    choice: npu.Choice, passes: str, alpha: float, autotune: bool, strict: bool, threads: int | None, pack: bool = True
 ) -> Options:
     why_not = ""
     if choice.npu is not None and choice.npu.mode == "none":
@@ -120,7 +124,8 @@ def _options(
     threads = torch.get_num_threads() if threads is None else operator.index(threads)
     if threads < 1:
         raise ValueError(f"num_threads must be positive, given {threads}")
-    return Options(choice, not why_not, why_not, passes, float(alpha), bool(autotune), bool(strict), threads)
+    flags = bool(autotune), bool(strict)
+    return Options(choice, not why_not, why_not, passes, float(alpha), *flags, threads, bool(pack))
 
 
 def _arguments(example_inputs: Any, example_kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

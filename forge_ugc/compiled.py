@@ -44,6 +44,7 @@ class Options:
     autotune: bool
     strict: bool
     threads: int
+    pack: bool
 
 
 class Plan(npu.Dispatched):
@@ -118,7 +119,7 @@ class Plan(npu.Dispatched):
             "alpha": options.alpha,
             "autotune": options.autotune,
             "executable": options.executable,
-            "pack": options.executable,
+            "pack": options.executable and options.pack,
             "threads": options.threads,
         }
         return self.lowered.table.compile(**{**settings, **changes})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import pickle
 import warnings
 from typing import Any, NamedTuple
@@ -298,9 +300,42 @@ def test_devices_and_options() -> None:
             {"autotune": True},
             {"passes": "none"},
             {"num_threads": 1},
+            {"pack": False},
             {"progress": False},
         ):
             assert_same(model(x), forge_ugc.compile(model, x, **options)(x))
+
+
+def test_without_packing_no_weight_is_copied() -> None:
+    class Conv1D(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(1024, 16384))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with torch.no_grad():
+        model, x = Conv1D(), torch.randn(32, 1024)
+        size = model.weight.nbytes
+        forge_ugc.compile(torch.nn.Linear(8, 8).eval(), torch.randn(2, 8))  # what the first compilation loads
+        packed = forge_ugc.compile(model.eval(), x, device="cpu")
+        assert packed.report["weights"]["packed_bytes"] >= size
+        want = packed(x)
+        del packed
+        gc.collect()
+        before = resident()
+        forge = forge_ugc.compile(model, x, device="cpu", pack=False)
+        got = forge(x)
+        assert resident() - before <= 0.1 * size + 2 * got.nbytes
+        assert forge.report["weights"]["packed_bytes"] == 0
+        assert torch.equal(got, want)
+        model.weight.mul_(2)  # compiled again, as it was asked for
+        assert torch.equal(forge(x), want * 2) and resident() - before <= 0.1 * size + 4 * got.nbytes
 
 
 def test_meta_models_can_be_planned() -> None:
