@@ -6,7 +6,7 @@
 
 enum {
     LEAST_ROWS = 24,
-    MOST_ROWS = 192,   /* of B^T in a part */
+    MOST_ROWS = 96,    /* of B^T in a part */
     GROUP_PANELS = 16, /* panels of A^T in a part; with GEMM_BLOCK_K 192 KB for the L2 */
     CHUNK_PANELS = 8,  /* at least so many are packed at once */
     A_FLOATS = 512 << 10,
@@ -120,9 +120,9 @@ static void compute(void *arg, int64_t part, int thread) {
                 const float *from = a + j * depth * GEMM_COLS;
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
-                if (b != wide) prefetch_rows(next, b_row, next_rows, next_depth, j / 2, (panels + 1) / 2);
+                if (pair && b != wide) prefetch_rows(next, b_row, next_rows, next_depth, j / 2, (panels + 1) / 2);
                 int64_t of = (job->panel + panel + j) * GEMM_COLS;
-                if (k + depth == g->k)
+                if (pair && k + depth == g->k)
                     gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
                 if (step == 2)
                     pair((int)tall, depth, row_i, b_row, 1, row_i + GEMM_ROWS * b_row, 1, from, GEMM_COLS,
