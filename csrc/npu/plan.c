@@ -8,11 +8,16 @@
 #include <string.h>
 
 enum { DEFAULT_HEAD_COLUMNS = 8192, COLUMN_MULTIPLE = 16 };
-/* Constant weights: a graph a segment, or a graph a call of what repeats? By Intel's compiler's estimates (NPU4000,
- * f16) a layer costs in a graph of its own, or as a further one of a larger graph: GPT-2 (14 MB of weights) 455, 441
- * us; Granite (21 MB) 681, 626; Qwen2 (30 MB) 1194, 1071; Llama-1B with int8 weights (61 MB) 2908, 2888; with f16
- * weights (122 MB) 2979, 3886. Large blocks also keep the compiler's input small, whose time and memory grow with it.
- */
+/* Constant weights: a graph a segment, or a graph a call of what repeats? By Intel's compiler's estimates (NPU4000) a
+ * layer costs in us:
+ *                   weights   in a graph of its own   as the second, third of one graph
+ *     GPT-2  f16      14 MB         445 .. 461               441,  488
+ *     Granite f16     21 MB            681                   626,  611
+ *     Qwen2  f16      30 MB           1194                  1071, 1196
+ *     Llama-1B int8   61 MB           2908                  2888
+ *     Llama-1B f16   122 MB           2979                  3886, 3419
+ *     Llama-8B int8  218 MB           9113             two of them: 18263
+ * Launching a graph is not in these. The last one gains nothing but what its compiler has to hold at once. */
 static const double LARGE_BLOCK = 100e6;
 
 const char *precision_name(Precision precision) {
