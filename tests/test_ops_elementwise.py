@@ -73,6 +73,9 @@ def test_unary_special_values(name: str) -> None:
     x = torch.tensor(
         [0.0, -0.0, 1.0, -1.0, inf, -inf, nan, 1e-42, 88.8, -88.8, 104.0, -104.0, 1e30, -1e30, 3.4e38, 1e-30, 0.5, 2.5]
     )
+    if name == "gelu":  # torch's AVX-512 form gives NaN for infinity and infinity for 3.4e38
+        eager, wide = UNARY[name](x), UNARY[name](x.double()).float()
+        x = x[(eager.isnan() == wide.isnan()) & (eager.isinf() == wide.isinf())]
     check(UNARY[name], x)
 
 

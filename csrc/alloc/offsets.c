@@ -275,7 +275,7 @@ static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint
     Outcome out, best = {.excess = INT64_MAX};
     bool best_hangs = false;
     find_loads(blocks, n, live, length, load);
-    for (int kind = 0; kind < KINDS && *size > bound; kind++) {
+    for (int kind = 0; kind<KINDS && * size> bound; kind++) {
         make_order(&g, (enum Kind)kind, load);
         for (int hang = 0; hang < 2 && *size > bound; hang++) {
             g.hang = hang;
@@ -287,7 +287,7 @@ static Code greedy(Context *ctx, Arena *scratch, Block *blocks, uint32_t n, uint
         }
     }
     g.hang = best_hangs;
-    for (int repair = 0; repair < REPAIRS && *size - bound > bound / GOOD_ENOUGH; repair++) {
+    for (int repair = 0; repair<REPAIRS && * size - bound> bound / GOOD_ENOUGH; repair++) {
         memcpy(g.order, best_order, n * sizeof *best_order);
         move_before_other(&g, best.culprit);
         if ((out = attempt(&g, blocks, size)).excess < 0) break;

@@ -3,9 +3,14 @@
 #include "cpu/elementwise.h"
 
 #define ALL UINT32_MAX
-#define NORM_KERNEL(f) {.run = f, .traits = {.contiguous = ALL, .inplace = 1}, .scratch = norm_scratch}
-#define SOFTMAX_KERNEL {.run = softmax_run, .traits = {.contiguous = 1, .inplace = 1}, .scratch = softmax_scratch}
-#define WRITE_KERNEL(f) {.run = f, .traits = {.inplace = 1}} /* takes over operand 0 */
+#define NORM_KERNEL(f)                                                                                                 \
+    { .run = f, .traits = {.contiguous = ALL, .inplace = 1}, .scratch = norm_scratch }
+#define SOFTMAX_KERNEL                                                                                                 \
+    { .run = softmax_run, .traits = {.contiguous = 1, .inplace = 1}, .scratch = softmax_scratch }
+#define WRITE_KERNEL(f)                                                                                                \
+    {                                                                                                                  \
+        .run = f, .traits = {.inplace = 1 }                                                                            \
+    } /* takes over operand 0 */
 
 static const Kernel KERNELS[OP_COUNT] = {
     [OP_linear] = {.run = linear_run,

@@ -30,7 +30,8 @@ typedef enum NpuReason {
 } NpuReason;
 const char *npu_reason_name(NpuReason reason);
 
-/* --- device -------------------------------------------------------------------------------------------------------- */
+/* --- device --------------------------------------------------------------------------------------------------------
+ */
 typedef struct NpuDevice NpuDevice;
 
 typedef struct NpuFacts { /* what doctor prints; known as far as opening came */
@@ -58,7 +59,8 @@ const NpuFacts *npu_device_facts(const NpuDevice *device);
 /* Cheap: is there anything that could be an NPU (a device node, or ZE_ENABLE_ALT_DRIVERS)? Does not load anything. */
 bool npu_device_likely(void);
 
-/* --- graphs -------------------------------------------------------------------------------------------------------- */
+/* --- graphs --------------------------------------------------------------------------------------------------------
+ */
 typedef struct NpuGraph NpuGraph;
 typedef struct NpuArgument {
     char name[64]; /* tensor name: "in0", "w3", "out0" */
@@ -92,7 +94,8 @@ uint32_t npu_graph_arguments(const NpuGraph *graph);
 const NpuArgument *npu_graph_argument(const NpuGraph *graph, uint32_t index);
 int64_t npu_graph_blob_bytes(NpuGraph *graph); /* size of the native blob; 0 where the driver cannot tell */
 
-/* --- memory -------------------------------------------------------------------------------------------------------- */
+/* --- memory --------------------------------------------------------------------------------------------------------
+ */
 /* Host memory that the device can address, page aligned, not zeroed. */
 MUST_USE Code npu_memory_alloc(Context *ctx, NpuDevice *device, int64_t bytes, void **out);
 /* Makes existing memory addressable without a copy, for inputs: the device only reads it. *out NULL with CODE_OK: the
@@ -100,7 +103,8 @@ MUST_USE Code npu_memory_alloc(Context *ctx, NpuDevice *device, int64_t bytes, v
 MUST_USE Code npu_memory_import(Context *ctx, NpuDevice *device, void *memory, int64_t bytes, void **out);
 void npu_memory_free(NpuDevice *device, void *memory);
 
-/* --- command lists ------------------------------------------------------------------------------------------------- */
+/* --- command lists -------------------------------------------------------------------------------------------------
+ */
 typedef struct NpuList NpuList; /* a recorded sequence of graph executions with its fence; one call in flight */
 MUST_USE Code npu_list_create(Context *ctx, NpuDevice *device, NpuList **out);
 /* Records an execution with these argument addresses (one a graph argument); executions run one after the other. */

@@ -12,7 +12,8 @@ _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "Level Zero drivers o
 #define ZE_LAYOUT(type, size) _Static_assert(sizeof(type) == (size), "size of " #type)
 #define ZE_AT(type, member, offset) _Static_assert(offsetof(type, member) == (offset), #type "." #member)
 
-/* --- results ------------------------------------------------------------------------------------------------------- */
+/* --- results -------------------------------------------------------------------------------------------------------
+ */
 typedef uint32_t ZeResult;
 #define ZE_RESULTS(X)                                                                                                  \
     X(SUCCESS, 0)                                                                                                      \
@@ -49,7 +50,8 @@ enum {
 #undef X
 };
 
-/* --- core ---------------------------------------------------------------------------------------------------------- */
+/* --- core ----------------------------------------------------------------------------------------------------------
+ */
 typedef struct ZeDriver_ *ZeDriver;
 typedef struct ZeDevice_ *ZeDevice;
 typedef struct ZeContext_ *ZeContext;
@@ -160,7 +162,8 @@ ZE_LAYOUT(ZelVersion, 80);
 ZE_AT(ZelVersion, spec, 64);
 ZE_AT(ZelVersion, major, 68);
 
-/* --- graph extension ----------------------------------------------------------------------------------------------- */
+/* --- graph extension -----------------------------------------------------------------------------------------------
+ */
 #define ZE_GRAPH_EXTENSION "ZE_extension_graph"
 #define ZE_VERSION(major, minor) ((uint32_t)(major) << 16 | (uint32_t)(minor))
 

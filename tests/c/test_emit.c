@@ -123,8 +123,7 @@ static void test_values(Context *ctx) {
         for (int64_t n = 0; n < count; n++) {
             double want = element_get(m.data, from, at_index(&v, n)), have = element_get(out, to, n);
             if (to == DTYPE_F32) want = (float)want;
-            if (to == DTYPE_F16 && from != DTYPE_F16)
-                want = f16_to_f32(f32_to_f16(f32_within_f16((float)want)));
+            if (to == DTYPE_F16 && from != DTYPE_F16) want = f16_to_f32(f32_to_f16(f32_within_f16((float)want)));
             wrong += memcmp(&want, &have, sizeof want) != 0;
         }
         CHECK_EQUAL(wrong, 0);

@@ -401,7 +401,7 @@ static void test_shared(void) {
     CHECK_OK(&ctx, npuir_verify(&ctx, ir));
     CHECK(alloc_may_share(ir, test_traits, 0, 0));
     CHECK_OK(&ctx, alloc_check_shared(&ctx, ir, 0, 0));
-    CHECK(!alloc_may_share(ir, no_traits, 0, 0));   /* the kernel does not work in place */
+    CHECK(!alloc_may_share(ir, no_traits, 0, 0));  /* the kernel does not work in place */
     CHECK(alloc_may_share(ir, test_traits, 0, 1)); /* all that reads %x comes before %s */
     CHECK(alloc_may_share(ir, test_traits, 1, 0) && alloc_may_share(ir, test_traits, 1, 1));
     CHECK(!alloc_may_share(ir, test_traits, 1, 2)); /* %v is read after %p */
