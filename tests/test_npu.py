@@ -111,8 +111,7 @@ def test_a_stack_of_equal_blocks(device: SoftwareNpu, fold: Any) -> None:
         assert_same(model(x), forge(x))
     assert forge.wait(60) and forge.report["tier"] == int(fold is not True)
     if fold is not True:
-        mask = 12 * 12 * 4  # an argument in either tier
-        assert forge.report["npu"]["blocks"] == 1 and forge.report["npu"]["weight_bytes"] == mask
+        assert forge.report["npu"]["blocks"] == 1 and forge.report["npu"]["weight_bytes"] == 0
     assert_same(model(X), forge(X))
     text = str(forge.report)
     assert "npu: Software NPU" in text and "tier" in text and "1 segments with 100.0% of the operations" in text
