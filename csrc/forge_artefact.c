@@ -5,9 +5,6 @@
  * memory, as those of an expanded tensor do. Nothing in a text or in the sizes of the memory is believed. */
 #include "forge_internal.h"
 
-/* Those that the printer spells out stay as they are. */
-enum { MAX_SPELLED_ELEMENTS = 32 };
-
 static int64_t count_of(const Constant *c) {
     int64_t count = 1;
     for (uint8_t d = 0; d < c->rank; d++) count *= c->shape[d];
@@ -21,7 +18,7 @@ static bool shares_elements(const Constant *c) {
     return false;
 }
 
-bool forge_constant_external(const Constant *c) { return count_of(c) > MAX_SPELLED_ELEMENTS; }
+bool forge_constant_external(const Constant *c) { return count_of(c) > MAX_PRINTED_ELEMENTS; }
 
 Code forge_portable(Context *ctx, const Program *program, Arena *arena, Graph **out) {
     TRY(graph_clone(ctx, program->graph, arena, out));

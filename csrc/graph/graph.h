@@ -198,8 +198,9 @@ static inline uint32_t use_count(const Uses *u, ValueId v) { return u->start[v +
 MUST_USE Code graph_infer(Context *ctx, const Graph *g, NodeId node, Type *results);
 /* Everything that must hold: links, ids, order, arity, attributes, types against the shape rule, programs. */
 MUST_USE Code graph_verify(Context *ctx, const Graph *g);
-/* Text form; `graph_parse` accepts what `graph_print` prints (constants up to 32 elements carry their values, larger
- * state and literals are "external" and get no data). See graph/text_print.c for the grammar. */
+enum { MAX_PRINTED_ELEMENTS = 32 }; /* of a constant whose text carries its values */
+/* Text form; `graph_parse` accepts what `graph_print` prints (constants up to MAX_PRINTED_ELEMENTS carry their values,
+ * larger state and literals are "external" and get no data). See graph/text_print.c for the grammar. */
 MUST_USE Code graph_print(Context *ctx, const Graph *g, Text *text);
 MUST_USE Code graph_parse(Context *ctx, Arena *arena, const char *text, size_t size, Graph **out);
 

@@ -30,8 +30,6 @@
 
 #include "graph/program.h"
 
-enum { MAX_PRINTED_ELEMENTS = 32 };
-
 /* The shortest decimal that reads back as the same number; `single`: the same float. */
 static void print_float(Text *text, double value, bool single) {
     char digits[40];
