@@ -32,6 +32,8 @@ Code matmul_run(KernelCall *call);
 int64_t matmul_scratch(const Graph *g, const Node *node, int threads);
 int64_t matmul_prepared_bytes(const Graph *g, const Node *node);
 Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
+Code quantised_linear_run(KernelCall *call); /* contiguous: 0, 1, 2, 3 */
+int64_t quantised_linear_scratch(const Graph *g, const Node *node, int threads);
 Code conv_run(KernelCall *call); /* contiguous: 1 */
 int64_t conv_scratch(const Graph *g, const Node *node, int threads);
 Code attention_run(KernelCall *call); /* strided_out */

@@ -74,6 +74,8 @@ typedef struct Gemm {
     const float *panels; /* B packed, one for the whole batch; or NULL */
     void (*fill)(const void *user, int64_t batch, int64_t panel,
                  float *dst); /* makes a panel in place of `b`, or NULL */
+    /* Makes rows of B^T, columns [k, k + depth), in place of `b`: dst[row * depth + column]. Or NULL. */
+    void (*load)(const void *user, int64_t row, int64_t rows, int64_t k, int64_t depth, float *dst);
     const void *user;
     GemmFinish *finish; /* row of the result: batch * m + i */
 } Gemm;
@@ -84,7 +86,7 @@ void gemm_add_batch(Gemm *gemm, int64_t size, int64_t a_stride, int64_t b_stride
 void gemm_fold_batch(Gemm *gemm);
 int64_t gemm_offset(const Gemm *gemm, const int64_t *strides, int64_t batch);
 
-enum { GEMM_BLOCK_K = 192 }; /* sums are made in blocks of this depth: MKL's have this form, and so the same bits */
+enum { GEMM_BLOCK_K = 192 }; /* a multiple of QUANTISED_BLOCK; sums are made in blocks of this depth: MKL's have this form, and so the same bits */
 /* Bytes. `packed`: panels will be given. A product that may be turned around needs the larger of the two. */
 int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed, int threads);
 int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads);

@@ -74,10 +74,15 @@ static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t pane
         gemm_finish_row(g->finish, job->batch * g->m + first + i, row, rows, turned + i * stride);
 }
 
-/* Columns [k, k + depth) of rows of B^T as f32: in place, or widened into `wide`. */
+/* Columns [k, k + depth) of rows of B^T as f32: in place, or made in `wide`. */
 static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_t k, int64_t depth, float *wide,
                                int64_t *stride) {
     const GemmOperand *b = &job->g->b;
+    if (job->g->load) {
+        job->g->load(job->g->user, row, rows, k, depth, wide);
+        *stride = depth;
+        return wide;
+    }
     *stride = b->dtype == DTYPE_F32 ? b->col : depth;
     if (b->dtype == DTYPE_F32) return (const float *)job->b + row * b->col + k;
     for (int64_t i = 0; i < rows; i++)

@@ -53,6 +53,16 @@ const char *attr_name(AttrName name);
 AttrKind attr_kind(AttrName name);
 static inline bool op_is(Op op, uint32_t flags) { return (op_info(op)->flags & flags) == flags; }
 
+/* Operands of a contraction before those of its epilogue. */
+static inline uint32_t contraction_operands(Op op) { return op == OP_matmul ? 2 : op == OP_linear ? 3 : 5; }
+
+/* quantised_linear (ops.def): columns of a block of 4-bit weights, least size of a group; how many there are of each. */
+enum { QUANTISED_BLOCK = 64, QUANTISED_GROUP = 32 };
+static inline int64_t quantised_blocks(int64_t columns) { return (columns + QUANTISED_BLOCK - 1) / QUANTISED_BLOCK; }
+static inline int64_t quantised_groups(int64_t columns, int64_t group) {
+    return group == 0 || group >= columns ? 1 : (columns + group - 1) / group;
+}
+
 /* --- attributes --------------------------------------------------------------------------------------------------- */
 typedef enum ScalarKind { SCALAR_NONE, SCALAR_INT, SCALAR_FLOAT } ScalarKind;
 typedef struct Scalar {

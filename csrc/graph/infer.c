@@ -321,6 +321,7 @@ ShapeRule shape_rule(Op op) {
     case OP_layer_norm: case OP_rms_norm: return rule_norm;
     case OP_group_norm: return rule_group_norm;
     case OP_linear: return rule_linear;
+    case OP_quantised_linear: return rule_quantised_linear;
     case OP_matmul: return rule_matmul;
     case OP_conv: return rule_conv;
     case OP_attention: return rule_attention;

@@ -45,6 +45,7 @@ MUST_USE Code check_slice(const RuleInput *in, const Value *x, int64_t *length);
 Code rule_norm(const RuleInput *in, Inferred *results);
 Code rule_group_norm(const RuleInput *in, Inferred *results);
 Code rule_linear(const RuleInput *in, Inferred *results);
+Code rule_quantised_linear(const RuleInput *in, Inferred *results);
 Code rule_matmul(const RuleInput *in, Inferred *results);
 Code rule_conv(const RuleInput *in, Inferred *results);
 Code rule_attention(const RuleInput *in, Inferred *results);

@@ -72,7 +72,39 @@ Code rule_linear(const RuleInput *in, Inferred *results) {
                "bias is not one an output");
     inferred_like(results, x);
     results->shape[x->rank - 1] = w->shape[0];
-    return check_epilogue(in, 3, results);
+    return check_epilogue(in, contraction_operands(OP_linear), results);
+}
+
+Code rule_quantised_linear(const RuleInput *in, Inferred *results) {
+    const Value *x = rule_operand(in, 0), *q = rule_operand(in, 1), *scales = rule_operand(in, 2),
+                *b = rule_operand(in, 4);
+    int64_t bits = node_int(in->node, ATTR_bits), group = node_int(in->node, ATTR_group);
+    RULE_CHECK(in, x && q && scales, "operand is absent");
+    RULE_CHECK(in, x->dtype == DTYPE_F32 || x->dtype == DTYPE_F16 || x->dtype == DTYPE_BF16, "wants f32, f16 or bf16");
+    RULE_CHECK(in, x->rank >= 1 && x->shape[x->rank - 1] < INT64_MAX - QUANTISED_BLOCK, "wants rows");
+    RULE_CHECK(in, bits == 8 || bits == 4, "weights of %lld bits", (long long)bits);
+    RULE_CHECK(in, group >= 0 && group % QUANTISED_GROUP == 0, "groups of %lld columns", (long long)group);
+    int64_t columns = x->shape[x->rank - 1];
+    if (bits == 8)
+        RULE_CHECK(in, q->dtype == DTYPE_I8 && q->rank == 2 && q->shape[1] == columns, "the weight is not i8 [N, %lld]",
+                   (long long)columns);
+    else
+        RULE_CHECK(in,
+                   q->dtype == DTYPE_U8 && q->rank == 3 && q->shape[1] == quantised_blocks(columns) &&
+                       q->shape[2] == QUANTISED_BLOCK / 2,
+                   "the weight is not u8 [N, %lld, %d]", (long long)quantised_blocks(columns), QUANTISED_BLOCK / 2);
+    int64_t groups = quantised_groups(columns, group);
+    for (unsigned k = 2; k <= 3; k++) {
+        const Value *v = rule_operand(in, k);
+        RULE_CHECK(in,
+                   !v || (v->dtype == DTYPE_F32 && v->rank == 2 && v->shape[0] == q->shape[0] && v->shape[1] == groups),
+                   "the %s are not f32 [N, %lld]", k == 2 ? "scales" : "zero points", (long long)groups);
+    }
+    RULE_CHECK(in, !b || (b->dtype == x->dtype && b->rank == 1 && b->shape[0] == q->shape[0]),
+               "bias is not one an output");
+    inferred_like(results, x);
+    results->shape[x->rank - 1] = q->shape[0];
+    return check_epilogue(in, contraction_operands(OP_quantised_linear), results);
 }
 
 Code rule_matmul(const RuleInput *in, Inferred *results) {
@@ -92,7 +124,7 @@ Code rule_matmul(const RuleInput *in, Inferred *results) {
                    (long long)b->shape[d]);
         results->shape[d] = b->shape[d];
     }
-    return check_epilogue(in, 2, results);
+    return check_epilogue(in, contraction_operands(OP_matmul), results);
 }
 
 Code rule_conv(const RuleInput *in, Inferred *results) {

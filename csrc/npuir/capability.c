@@ -43,6 +43,7 @@ const char *npu_op_reason(Op op) {
     case OP_div_trunc:
     case OP_remainder:
     case OP_fmod: return "a whole quotient: one rounding of the NPU's division would change it";
+    case OP_quantised_linear: return "a product with the host's quantised weights";
     case OP_atan2: return "an operator that OpenVINO does not have";
     default: return NULL;
     }

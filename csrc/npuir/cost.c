@@ -111,6 +111,7 @@ static double matrix_flops(const Graph *g, const Node *node) {
     double results = count_of(graph_value(g, node->first_result));
     switch (node->op) {
     case OP_linear:
+    case OP_quantised_linear:
     case OP_matmul: return 2 * results * (double)size_from_end(a, 1);
     case OP_conv: return b->shape[0] > 0 ? 2 * results * count_of(b) / (double)b->shape[0] : 0;
     case OP_attention: { /* q.k and p.v */

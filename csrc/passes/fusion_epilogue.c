@@ -3,7 +3,7 @@
 #include "passes/body.h"
 #include "passes/fusion.h"
 
-static uint32_t fixed_operands(Op op) { return op == OP_linear ? 3 : 2; }
+#include <string.h>
 
 /* All operands are f32: the epilogue works on the f32 product before it is stored. */
 static bool all_f32(const Match *m, const Node *node) {
@@ -45,14 +45,17 @@ static Code grow_epilogue(Match *m, NodeId contraction) {
         value = next->first_result;
     }
     if (last == NODE_NONE) return CODE_OK;
-    ValueId operands[3 + PROGRAM_MAX_INPUTS];
-    uint32_t fixed = fixed_operands(node->op), count = 0;
+    ValueId operands[5 + PROGRAM_MAX_INPUTS];
+    uint32_t fixed = contraction_operands(node->op), count = 0;
     Op op = node->op;
     for (; count < fixed; count++) operands[count] = count < node->n_operands ? node->operands[count] : VALUE_NONE;
     for (uint32_t k = 1; k < body.n_inputs; k++) operands[count++] = body.inputs[k];
     NodeId fused;
     TRY(match_replace(m, last, op, operands, count, &fused));
     graph_kill(g, contraction);
+    if (op == OP_quantised_linear)
+        memcpy(graph_node(g, fused)->attrs, graph_node(g, contraction)->attrs,
+               op_info(op)->n_attrs * sizeof(Attr)); /* body_store replaces the program */
     TRY(body_store(m, fused, &body));
     return remark_add(m->pc, "operator_fusion", graph_node(g, fused)->source, "matched: %s + %u elementwise",
                       op_info(op)->name, body.n_steps);
