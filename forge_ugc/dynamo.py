@@ -15,12 +15,11 @@ import itertools
 import logging
 import operator
 import os
-import re
 import threading
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +29,8 @@ from torch.fx import traceback
 from .capture import Captured, Kind, Ref, capture_export
 from .compile import compile, dump
 from .compiled import CompiledModel
-from .errors import CompileError, FallbackError, FallbackWarning, recorded_at, source_of
+from .dynamo_fx import Inputs, Runner, apart, is_open, is_static, readable
+from .errors import CompileError, FallbackError, FallbackWarning, source_of
 from .fastcapture import Unsupported, capture_fast
 from .lowering.outputs import may_share
 from .overlap import Overlap
@@ -48,7 +48,6 @@ _REPORTS = 256  # graphs that last_reports() remembers
 _RESTLESS = 3  # so many changes in a row, each within _SOON calls of the one before: no weight but an input
 _SOON = 4
 _NOT_HERE = ("model", "example_inputs", "example_kwargs", "dynamic_shapes")  # of compile(): dynamo decides these
-Inputs = Sequence[Any]
 _exporting = threading.RLock()
 
 
@@ -280,17 +279,17 @@ class _Graph:
         self._lock = threading.RLock()
         self._count = record._calls
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        self._names = [_readable(n) for n in placeholders]
+        self._names = [readable(n) for n in placeholders]
         # Python numbers that dynamo keeps open arrive as tensors whose first use is item()
         items = {n.args[0]: n for n in gm.graph.nodes if n.op == "call_method" and n.target == "item"}
         self._numbers = {
             i: items[n] for i, n in enumerate(placeholders) if n in items and n.meta.get("tensor_dict") is None
         }
-        self._open = [i for i, n in enumerate(placeholders) if i in self._numbers or _is_open(n)]
+        self._open = [i for i, n in enumerate(placeholders) if i in self._numbers or is_open(n)]
         self._static = tuple(
             i
             for i, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-            if isinstance(value, torch.Tensor) and has_memory(value) and i not in self._open and _is_static(node, value)
+            if isinstance(value, torch.Tensor) and has_memory(value) and i not in self._open and is_static(node, value)
         )
         self._sets: OrderedDict[tuple[int, ...], _Weights] = OrderedDict()
         self._captures: OrderedDict[Any, Captured | None] = OrderedDict()
@@ -324,10 +323,10 @@ class _Graph:
 
     def _capture(self, args: Inputs) -> Captured:
         """The graph for the sizes and numbers of `args`. Raises CompileError."""
-        run = _Runner(self._gm, args, self._numbers, self._region if self._autocast else None)
+        run = Runner(self._gm, args, self._numbers, self._region if self._autocast else None)
         # aliases, without attributes or history
         given = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
-        with _apart():
+        with apart():
             captured, declined = None, ""
             if self._higher_order:
                 declined = "higher-order operator"
@@ -526,94 +525,3 @@ def _size(value: Any) -> Any:
 
 def _shown(key: Any) -> str:
     return ", ".join(str(list(k) if isinstance(k, torch.Size) else k) for k in key or ())
-
-
-def _is_open(node: torch.fx.Node) -> bool:
-    """Whether a placeholder is a number, or has a size that may differ from call to call."""
-    value = node.meta.get("example_value")
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(s, torch.SymInt) for s in value.shape)
-    return True
-
-
-def _is_static(node: torch.fx.Node, value: torch.Tensor) -> bool:
-    """Whether a placeholder is a parameter or buffer of the caller's modules."""
-    known = node.meta.get("tensor_dict") or {}
-    return isinstance(value, torch.nn.Parameter) or "_dynamo_static_input_type" in known
-
-
-def _readable(node: torch.fx.Node) -> str:
-    """Where a placeholder comes from: L['self']._modules['fc']._parameters['weight'] is self.fc.weight."""
-    source = getattr(node.meta.get("grapharg"), "source", None)
-    name = getattr(source, "name", None)
-    name = name() if callable(name) else name
-    if not isinstance(name, str) or not name:
-        return node.name
-    name = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", name)
-    return re.sub(r"^[LG]\['([^']*)'\]", r"\1", name)
-
-
-# --- running a graph for capture --------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _apart() -> Iterator[None]:
-    """Hides dynamo's own tracing from capture, and what holds around the graph."""
-    with torch._guards.tracing(None), torch.autocast("cpu", enabled=False):
-        yield
-
-
-class _Runner:
-    """Runs the graph node by node, so that what is captured knows each node's source line."""
-
-    def __init__(
-        self, gm: torch.fx.GraphModule, args: Inputs, numbers: dict[int, torch.fx.Node], region: torch.dtype | None
-    ) -> None:
-        self.gm, self.region = gm, region
-        self.known = {node: args[i].item() for i, node in numbers.items()}
-
-    def graph(self, *args: Any) -> Any:
-        interpreter = _Interpreter(self.gm, self.known)
-        depth = len(torch._C._functorch.get_interpreter_stack() or ())
-        try:
-            if self.region is None:
-                return interpreter.run(*args)
-            with torch.autocast("cpu", self.region):
-                return interpreter.run(*args)
-        finally:
-            interpreter.leave()
-            if len(torch._C._functorch.get_interpreter_stack() or ()) > depth:  # an exception inside vmap
-                torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-
-
-class _Interpreter(torch.fx.Interpreter):
-    """`known`: nodes that are Python numbers."""
-
-    def __init__(self, gm: torch.fx.GraphModule, known: dict[torch.fx.Node, Any]) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False
-        self.known = known
-        self.entered: list[Any] = []
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        if n in self.known:
-            return self.known[n]
-        with recorded_at(n.meta.get("stack_trace")):
-            return super().run_node(n)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # entered in Python, since tracing only writes down the calls
-        if target is torch.amp.autocast_mode._enter_autocast:
-            mode = torch.amp.autocast_mode.autocast(*args)
-            mode.__enter__()
-            self.entered.append(mode)
-            return mode
-        if target is torch.amp.autocast_mode._exit_autocast:
-            self.entered.remove(args[0])
-            return args[0].__exit__(None, None, None)
-        return super().call_function(target, args, kwargs)
-
-    def leave(self) -> None:
-        """Leaves the autocast regions that an exception left open."""
-        while self.entered:
-            self.entered.pop().__exit__(None, None, None)

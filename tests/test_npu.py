@@ -7,7 +7,6 @@ import functools
 import gc
 import json
 import os
-import pickle
 import statistics
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,74 +22,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import nn
-from torch.nn import functional as F
 
 import forge_ugc
 from forge_ugc import _core, npu
 from forge_ugc.cli import main
 from forge_ugc.testing import SoftwareNpu, software_npu
-from tests import ze_client
 from tests.compare import assert_same, max_abs
 from tests.models.families import FAMILIES, build, input_ids
+from tests.npu_stack import EXACT, ROOT, Stack, X, compile_npu, device, needed, stack  # noqa: F401 (fixtures)
 from tests.test_random_graphs import COLUMNS, EXAMPLES, QUIET, ROWS, Random
-
-ROOT = Path(__file__).resolve().parent.parent
-EXACT = {"types": "f32", "border": "f32"}  # the software NPU computes in f32: nothing is rounded then
-
-
-@pytest.fixture(scope="module", autouse=True)
-def needed() -> None:
-    ze_client.require_software_npu()
-
-
-@pytest.fixture
-def device() -> Iterator[SoftwareNpu]:
-    with software_npu() as device:
-        yield device
-        end = time.monotonic() + 20
-        while device.live() and time.monotonic() < end:  # a second tier may still be compiled
-            npu.forget()
-            gc.collect()
-            time.sleep(0.02)
-        assert not device.live() and not device.misuses()
-
-
-def compile_npu(model: Any, *example: Any, **options: Any) -> forge_ugc.CompiledModel:
-    return forge_ugc.compile(model, example, **{"device": "npu", "npu_options": EXACT, **options})
-
-
-class Block(nn.Module):
-    """Attention and an MLP, pre-norm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.second, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, w = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(b, s, 3, 4, w // 4).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, w))
-        return x + self.down(F.gelu(self.up(self.second(x))))
-
-
-class Stack(nn.Module):
-    def __init__(self, layers: int = 4, width: int = 64) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def stack(layers: int = 4, seed: int = 0) -> Stack:
-    torch.manual_seed(seed)
-    return Stack(layers).eval()
-
-
-X = torch.randn(1, 12, 64, generator=torch.Generator().manual_seed(1))
 
 # --- what the NPU gives is what eager gives ---------------------------------------------------------------------------
 
@@ -368,201 +307,6 @@ def test_options_of_the_graph_compiler(device: SoftwareNpu) -> None:
     assert_same(model(X), forge(X))
     with pytest.raises(ValueError, match="does not know the option NO_SUCH_OPTION"):
         compile_npu(model, X, npu_options={**EXACT, "config": {"NO_SUCH_OPTION": 1}})
-
-
-# --- what fails -------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def test_a_graph_that_the_compiler_refuses() -> None:
-    model = stack(2)
-    with software_npu(refuse=["Gelu"]):
-        with pytest.raises(forge_ugc.NpuError, match="Gelu") as caught:
-            compile_npu(model, X)
-        assert caught.value.reason == "compile-failed" and "test_npu.py" in str(caught.value)
-        with pytest.warns(forge_ugc.NpuWarning, match="compile-failed") as seen:
-            forge = forge_ugc.compile(model, X)
-        assert len(seen) == 1 and forge.device == "cpu" and "compile-failed" in forge.report["device_reason"]
-        assert_same(model(X), forge(X))
-    npu.forget()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("wanted", ["npu", "auto"])
-def test_a_lost_device_is_opened_again(wanted: str) -> None:
-    model = stack(2)
-    with software_npu() as device, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        forge = compile_npu(model, X, device=wanted)
-        other = compile_npu(model, X, device=wanted)
-        forge(X)
-        for _ in range(2):
-            device.lose()
-            assert_same(model(X), forge(X))
-            assert_same(model(X), other(X))
-            assert forge.device == "npu"
-        assert forge.wait(60)
-    npu.forget()
-
-
-@torch.no_grad()
-def test_a_device_that_stays_lost() -> None:
-    model = stack(2)
-    with software_npu(recovers=False) as device:
-        forge, strict = forge_ugc.compile(model, X, npu_options=EXACT), compile_npu(model, X)
-        forge(X), strict(X)
-        device.lose()
-        with pytest.warns(forge_ugc.NpuWarning, match="the model runs on the host") as seen:
-            got = forge(X)
-        assert_same(model(X), got)
-        assert len(seen) == 1 and forge.device == "cpu" and "device-lost" in forge.report["device_reason"]
-        assert_same(model(X), forge(X))
-        with pytest.raises(forge_ugc.NpuError) as caught:
-            strict(X)
-        assert caught.value.reason == "device-lost"
-        with pytest.raises(forge_ugc.NpuError):
-            strict(X)
-    npu.forget()
-
-
-@torch.no_grad()
-def test_other_failures_of_a_call(device: SoftwareNpu) -> None:
-    model = stack(2)
-    forge, strict = forge_ugc.compile(model, X, npu_options=EXACT), compile_npu(model, X)
-    assert forge.wait(60) and strict.wait(60)
-    expected = strict(X)
-    device.fail("execution", result="unknown")
-    with pytest.raises(forge_ugc.NpuError, match=r"NPU segment 0.*test_npu.py") as caught:
-        strict(X)
-    assert caught.value.reason == "failed"
-    assert_same(expected, strict(X))  # the next call works
-    device.fail("execution", result="unknown")
-    with pytest.warns(forge_ugc.NpuWarning, match="failed"):
-        assert_same(model(X), forge(X))
-    assert forge.device == "cpu"
-
-
-@torch.no_grad()
-def test_a_second_tier_that_fails_leaves_the_first(device: SoftwareNpu) -> None:
-    model = stack(3)
-    blocks = compile_npu(model, X, fold=True).report["npu"]["blocks"]
-    device.fail("pfnCreate3", nth=blocks + 1, times=1000, result="unknown", log="no room for it")
-    forge = compile_npu(model, X, npu_options={**EXACT, "cache": False})
-    with pytest.warns(forge_ugc.NpuWarning, match="the folded ones go on serving"):
-        assert forge.wait(60)
-    device.heal()
-    assert forge.report["tier"] == 0 and "no room for it" in forge.report["npu"]["upgrade_error"]
-    assert "graphs with constant weights" in str(forge.report)
-    assert_same(model(X), forge(X))
-
-
-def test_wait_gives_up_after_its_time() -> None:
-    with software_npu(compiler="sleep 0.7"):
-        forge = compile_npu(stack(3), X, num_threads=8)
-        assert not forge.wait(0.05)
-        assert forge.wait() and forge.report["tier"] == 1
-        del forge
-        npu.forget()
-
-
-EXIT = """
-import torch, forge_ugc
-from tests.test_npu import X, compile_npu, stack
-with forge_ugc.testing.software_npu(compiler="sleep 0.7"):
-    forge = compile_npu(stack(3), X, num_threads=8)
-    forge(X)
-    print(forge.report["tier"], flush=True)
-    raise SystemExit(0)
-"""
-
-
-def test_the_interpreter_ends_while_graphs_are_compiled() -> None:
-    done = subprocess.run([sys.executable, "-c", EXIT], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.strip() == "0", (done.returncode, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr and "Fatal" not in done.stderr
-
-
-def in_child(work: Any) -> str:
-    """What `work()` returns in a child of fork()."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writer, str(work()).encode())
-        except BaseException as error:  # os._exit below: no test may go on in the child
-            os.write(writer, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    end = time.monotonic() + 60
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > end:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            pytest.fail("the child hangs")
-        time.sleep(0.01)
-    with os.fdopen(reader) as told:
-        return told.read()
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore")  # Python 3.12's of fork() beside threads; NpuWarning
-def test_a_forked_child_keeps_off_the_parents_npu(device: SoftwareNpu, tmp_path: Path) -> None:
-    model = stack(1)
-    forge, strict = forge_ugc.compile(model, X, npu_options=EXACT), compile_npu(model, X)
-    strict.save(tmp_path / "model.forge")
-    loaded = forge_ugc.load(tmp_path / "model.forge", npu_options=EXACT)
-    expected = model(X)
-    for run in (forge, strict, loaded):
-        assert_same(expected, run(X))
-    for run in (forge, loaded):
-        assert in_child(lambda run=run: (max_abs(expected, run(X)) < 2e-5, run.device)) == "(True, 'cpu')"
-    assert "before this process was forked" in in_child(lambda: strict(X))
-    assert "before this process was forked" in in_child(lambda: compile_npu(model, X))
-    new = in_child(lambda: (lambda f: (f.device, f.report["device_reason"], max_abs(expected, f(X)) < 2e-5))(
-        forge_ugc.compile(model, X)
-    ))  # fmt: skip
-    assert new.startswith("('cpu', 'no usable NPU (failed)") and new.endswith("True)")
-    assert forge.wait(60) and strict.wait(60) and loaded.wait(60)
-    for run in (forge, strict, loaded):
-        assert_same(expected, run(X))
-
-
-@torch.no_grad()
-def test_artefacts_recover_as_models_do() -> None:
-    model = stack(2)
-    with software_npu(recovers=True) as device:
-        strict = pickle.loads(pickle.dumps(compile_npu(model, X)))
-        assert strict.device == "npu"
-        device.lose()
-        assert_same(model(X), strict(X))  # opened again; exact: pickling keeps npu_options
-        assert strict.wait(60)
-        del strict
-        npu.forget()
-    with software_npu(recovers=False) as device:
-        strict = pickle.loads(pickle.dumps(compile_npu(model, X)))
-        forge = pickle.loads(pickle.dumps(forge_ugc.compile(model, X, npu_options=EXACT)))
-        forge = pickle.loads(pickle.dumps(forge))
-        assert_same(model(X), forge(X))
-        device.lose()
-        with pytest.warns(forge_ugc.NpuWarning, match="the model runs on the host"):
-            assert_same(model(X), forge(X))
-        assert forge.device == "cpu"
-        assert_same(model(X), forge(X))
-        with pytest.raises(forge_ugc.NpuError) as caught:
-            strict(X)
-        assert caught.value.reason == "device-lost"
-        del strict, forge
-        npu.forget()
-
-
-def test_options_survive_pickling(device: SoftwareNpu) -> None:
-    options = {"types": "f32", "border": "f16", "config": {"PERFORMANCE_HINT": "LATENCY", "A-B": "x y"}, "cache": False}
-    choice = npu.choose("auto", "w8a16", True, options)
-    assert choice.request() == {"device": "auto", "precision": "w8a16", "fold": True, "npu_options": options}
-    assert npu.choose(**{"wanted" if k == "device" else "options" if k == "npu_options" else k: v
-                         for k, v in choice.request().items()}) == choice  # fmt: skip
-    assert npu.choose("cpu", "auto", "auto", None).request() == {"device": "cpu", "precision": "fp32"}
 
 
 # --- models for others ------------------------------------------------------------------------------------------------
