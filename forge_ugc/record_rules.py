@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .lowering.registry import CUSTOM_RULES
+
 aten = torch.ops.aten
 _MAX_OUTCOMES = 1 << 16  # remembered
 Type = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, dtype
@@ -65,7 +67,7 @@ def rule_of(func: Any) -> Rule:
     name = schema.name.partition("::")[2]
     random = torch.Tag.nondeterministic_seeded in tags
     if func.namespace not in ("aten", "prims"):
-        return Rule("custom operator", random=True)
+        return Rule() if func.name() in CUSTOM_RULES else Rule("custom operator", random=True)
     if name in _VALUE or torch.Tag.data_dependent_output in tags:
         return Rule("value known at run time only")
     if name in _MEMORY:

@@ -88,6 +88,12 @@ _OTHERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "MptForCausalLM", "MptConfig", dict(d_model=32, n_heads=4, n_layers=2, vocab_size=99, max_seq_len=64),
         "causal"),
     "Mixtral": ("MixtralForCausalLM", "MixtralConfig", {**_WIDTH, "num_local_experts": 4}, "causal"),
+    "Qwen2Moe": (
+        "Qwen2MoeForCausalLM", "Qwen2MoeConfig",
+        {**_WIDTH, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "shared_expert_intermediate_size": 24}, "causal"),
+    "GptOss": (
+        "GptOssForCausalLM", "GptOssConfig", {**_WIDTH, "num_local_experts": 4, "num_experts_per_tok": 2}, "causal"),
 }  # fmt: skip
 
 

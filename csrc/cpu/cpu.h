@@ -23,7 +23,7 @@ static inline bool cpu_has_avx512(void) {
 #endif
 }
 
-/* --- contractions: linear.c, matmul.c, conv.c, attention.c -------------------------------------------------------- */
+/* --- contractions: linear.c, grouped.c, conv.c, attention.c ------------------------------------------------------- */
 Code linear_run(KernelCall *call);
 int64_t linear_scratch(const Graph *g, const Node *node, int threads);
 int64_t linear_prepared_bytes(const Graph *g, const Node *node);
@@ -34,6 +34,8 @@ int64_t matmul_prepared_bytes(const Graph *g, const Node *node);
 Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
 Code quantised_linear_run(KernelCall *call); /* contiguous: 0, 1, 2, 3 */
 int64_t quantised_linear_scratch(const Graph *g, const Node *node, int threads);
+Code grouped_matmul_run(KernelCall *call);
+int64_t grouped_matmul_scratch(const Graph *g, const Node *node, int threads);
 Code conv_run(KernelCall *call); /* contiguous: 1 */
 int64_t conv_scratch(const Graph *g, const Node *node, int threads);
 Code attention_run(KernelCall *call); /* strided_out */

@@ -116,6 +116,10 @@ static inline int64_t gemm_panels_bytes(int64_t n, int64_t k) {
 /* Panel number `panel` of b[k, n]. */
 void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel, float *dst);
 
+/* The product of a kernel's call by whichever way suits it: linear.c. It is written from row `row` of result 0 on;
+ * `first`: the operand that is input 1 of the node's program. */
+MUST_USE Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias, int64_t row);
+
 /* --- f64 and integers: gemm_plain.c ------------------------------------------------------------------------------- */
 int64_t gemm_plain_scratch(int threads);
 MUST_USE Code gemm_plain_run(Context *ctx, Gemm *gemm, Pool *pool, void *scratch);

@@ -24,6 +24,7 @@ static const Kernel KERNELS[OP_COUNT] = {
     [OP_quantised_linear] = {.run = quantised_linear_run,
                              .traits = {.contiguous = 0xf},
                              .scratch = quantised_linear_scratch},
+    [OP_grouped_matmul] = {.run = grouped_matmul_run, .scratch = grouped_matmul_scratch},
     [OP_conv] = {.run = conv_run, .traits = {.contiguous = 1 << 1}, .scratch = conv_scratch},
     [OP_attention] = {.run = attention_run, .traits = {.strided_out = true}, .scratch = attention_scratch},
     [OP_layer_norm] = NORM_KERNEL(layer_norm_run),

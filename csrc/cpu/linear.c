@@ -13,10 +13,11 @@ static GemmOperand last_two(const Tensor *t) {
 
 static int64_t size_of(const Tensor *t, int from_end) { return t->rank >= from_end ? t->shape[t->rank - from_end] : 1; }
 
-static Code run(KernelCall *call, Gemm *gemm, uint32_t fixed, const Tensor *bias) {
+Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias, int64_t row) {
     GemmFinish finish;
     if (gemm->batch * gemm->m * gemm->n == 0) return CODE_OK;
-    TRY(gemm_finish_init(&finish, call, fixed, bias));
+    TRY(gemm_finish_init(&finish, call, first, bias));
+    finish.out += row * finish.n * (int64_t)finish.out_size;
     gemm->finish = &finish;
     gemm->panels = call->prepared;
     gemm_fold_batch(gemm);
@@ -38,7 +39,7 @@ Code linear_run(KernelCall *call) {
                  .a = last_two(x),
                  .b = transposed(last_two(w))};
     for (int d = 0; d + 2 < x->rank; d++) gemm_add_batch(&gemm, x->shape[d], x->strides[d], 0);
-    return run(call, &gemm, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL);
+    return gemm_call(call, &gemm, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL, 0);
 }
 
 Code matmul_run(KernelCall *call) {
@@ -48,7 +49,7 @@ Code matmul_run(KernelCall *call) {
     for (int d = 0; d + 2 < a->rank; d++)
         gemm_add_batch(&gemm, a->shape[d] == 1 ? b->shape[d] : a->shape[d], a->shape[d] == 1 ? 0 : a->strides[d],
                        b->shape[d] == 1 ? 0 : b->strides[d]);
-    return run(call, &gemm, MATMUL_FIXED, NULL);
+    return gemm_call(call, &gemm, MATMUL_FIXED, NULL, 0);
 }
 
 /* --- constant weights --------------------------------------------------------------------------------------------- */

@@ -323,6 +323,7 @@ ShapeRule shape_rule(Op op) {
     case OP_linear: return rule_linear;
     case OP_quantised_linear: return rule_quantised_linear;
     case OP_matmul: return rule_matmul;
+    case OP_grouped_matmul: return rule_grouped_matmul;
     case OP_conv: return rule_conv;
     case OP_attention: return rule_attention;
     case OP_rope: return rule_rope;

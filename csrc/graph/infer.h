@@ -47,6 +47,7 @@ Code rule_group_norm(const RuleInput *in, Inferred *results);
 Code rule_linear(const RuleInput *in, Inferred *results);
 Code rule_quantised_linear(const RuleInput *in, Inferred *results);
 Code rule_matmul(const RuleInput *in, Inferred *results);
+Code rule_grouped_matmul(const RuleInput *in, Inferred *results);
 Code rule_conv(const RuleInput *in, Inferred *results);
 Code rule_attention(const RuleInput *in, Inferred *results);
 Code rule_rope(const RuleInput *in, Inferred *results);

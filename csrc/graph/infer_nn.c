@@ -127,6 +127,18 @@ Code rule_matmul(const RuleInput *in, Inferred *results) {
     return check_epilogue(in, contraction_operands(OP_matmul), results);
 }
 
+Code rule_grouped_matmul(const RuleInput *in, Inferred *results) {
+    const Value *x = rule_operand(in, 0), *w = rule_operand(in, 1), *ends = rule_operand(in, 2);
+    TRY(check_float(in, x));
+    RULE_CHECK(in, w && ends && w->dtype == x->dtype && ends->dtype == DTYPE_I32, "operand types differ");
+    RULE_CHECK(in, x->rank == 2 && w->rank == 3 && ends->rank == 1, "ranks %u, %u and %u", x->rank, w->rank,
+               ends->rank);
+    RULE_CHECK(in, x->shape[1] == w->shape[1] && ends->shape[0] == w->shape[0], "inner sizes or groups differ");
+    inferred_like(results, x);
+    results->shape[1] = w->shape[2];
+    return CODE_OK;
+}
+
 Code rule_conv(const RuleInput *in, Inferred *results) {
     const Value *x = rule_operand(in, 0), *w = rule_operand(in, 1), *b = rule_operand(in, 2);
     const Attr *stride = node_attr(in->node, ATTR_stride), *padding = node_attr(in->node, ATTR_padding);

@@ -31,6 +31,7 @@ const char *npu_op_reason(Op op) {
     case OP_index_copy:
     case OP_index_add:
     case OP_scatter: return "a scattered write: slow on the NPU";
+    case OP_grouped_matmul: return "sizes that depend on data";
     case OP_topk:
     case OP_sort: return "sorting";
     case OP_cumsum:

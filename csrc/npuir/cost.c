@@ -112,7 +112,8 @@ static double matrix_flops(const Graph *g, const Node *node) {
     switch (node->op) {
     case OP_linear:
     case OP_quantised_linear:
-    case OP_matmul: return 2 * results * (double)size_from_end(a, 1);
+    case OP_matmul:
+    case OP_grouped_matmul: return 2 * results * (double)size_from_end(a, 1);
     case OP_conv: return b->shape[0] > 0 ? 2 * results * count_of(b) / (double)b->shape[0] : 0;
     case OP_attention: { /* q.k and p.v */
         const Value *v = graph_value(g, node->operands[2]);

@@ -23,7 +23,7 @@ from .autocast import autocast_arguments
 from .decompose import decompose
 from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
-from .registry import RULES, Decline
+from .registry import Decline, rule_of
 
 __all__ = [
     "Lowered",
@@ -251,7 +251,7 @@ class _Lowering:
     def native(self, node: Node, expected: list[Any], used: set[int] | None, args: Any, kwargs: Any) -> Any:
         """Emits the call by a rule or a decomposition; Decline (with nothing emitted) if there is none."""
         b, target = self.b, node.target
-        rule = RULES.get(target)
+        rule = rule_of(target)
         if (
             rule is None
             and not any(True for _ in _values((args, kwargs)))

@@ -132,6 +132,17 @@ def _index_add(b: Emitter, x: Value, dim: int, index: Value, source: Value, *, a
     return _along(b, "index_add", x, dim, index, source if alpha == 1 else b.binary("mul", source, alpha, x.dtype))
 
 
+@lowers("histc")
+def _histc(b: Emitter, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
+    if x.dtype not in (torch.float32, torch.float64) or not min < max:
+        raise Decline("a range that depends on data" if min == max else "histc of other types or ranges")
+    x = b.reshape(x, [math.prod(x.shape)])
+    inside = b.binary("logical_and", b.binary("ge", x, min), b.binary("le", x, max), torch.bool)
+    place = b.binary("div", b.binary("mul", b.binary("sub", x, min), bins), max - min)
+    place = b.binary("minimum", b.cast(b.where(inside, place, 0.0, x.dtype), torch.int64), bins - 1)
+    return _along(b, "index_add", b.full((bins,), 0.0, x.dtype), 0, place, inside)
+
+
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 def _index_fill(b: Emitter, x: Value, dim: int, index: Value, value: Any) -> Value:
     wide = b.reshape(x, x.shape or (1,))

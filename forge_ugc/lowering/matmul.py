@@ -55,6 +55,19 @@ def _matmul(b: Emitter, x: Value, y: Value, *dtype: Any) -> Value:
     return b.reshape(b.matmul(left, right), b.out[0].shape)
 
 
+@lowers("_grouped_mm", "transformers::grouped_mm_fallback")
+def _grouped_mm(
+    b: Emitter, x: Value, weight: Value, offs: Value | None = None, bias: Value | None = None, out_dtype: Any = None
+) -> Value:
+    """Experts of a mixture: rows [offs[e - 1], offs[e]) of x [S, K] times weight[e] of [E, K, N]."""
+    _same_type(x, weight)
+    if bias is not None or out_dtype not in (None, x.dtype):
+        raise Decline("bias or out_dtype")
+    if offs is None or offs.dtype != torch.int32 or (x.rank, weight.rank) != (2, 3):
+        raise Decline("groups of columns or of inner sizes")
+    return b.op("grouped_matmul", [x, weight, offs], x.dtype, (x.shape[0], weight.shape[2]))
+
+
 @lowers("addmm", "baddbmm", "addmv")
 def _addmm(b: Emitter, x: Value, m1: Value, m2: Value, *, beta: Any = 1, alpha: Any = 1, **other: Any) -> Value:
     if other:

@@ -14,6 +14,8 @@ import torch
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
+# Operators of other libraries by name, since they may be registered after this is imported.
+CUSTOM_RULES: dict[str, Rule] = {}
 
 
 class Decline(Exception):
@@ -21,10 +23,17 @@ class Decline(Exception):
 
 
 def lowers(*names: str) -> Callable[[Rule], Rule]:
-    """Registers a rule for ATen overloads, named as in "add.Tensor". Names that this torch lacks are skipped."""
+    """Registers a rule for ATen overloads, named as in "add.Tensor". Names that this torch lacks are skipped.
+
+    A name with a namespace, as in "library::name", is another library's operator. It has to be functional and
+    deterministic, since capturing may run it on tensors without data.
+    """
 
     def register(rule: Rule) -> Rule:
         for name in names:
+            if "::" in name:
+                CUSTOM_RULES[name] = rule
+                continue
             packet, _, overload = name.partition(".")
             target = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
             if target is not None:
@@ -32,3 +41,7 @@ def lowers(*names: str) -> Callable[[Rule], Rule]:
         return rule
 
     return register
+
+
+def rule_of(target: Any) -> Rule | None:
+    return RULES.get(target) or CUSTOM_RULES.get(target.name())
