@@ -86,36 +86,6 @@ typedef struct Job {
     int64_t row_blocks;
 } Job;
 
-void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel,
-                     float *dst) {
-    int cols = (int)min_i64(GEMM_COLS, n - panel * GEMM_COLS);
-    int64_t first = panel * GEMM_COLS * b->col;
-    if (b->dtype == DTYPE_F32 && b->row == 1) {
-        kernels->interleave(cols, GEMM_COLS, k, (const float *)b->data + first, b->col, dst);
-        return;
-    }
-    if (b->row == 1) {
-        float wide[GEMM_COLS * GEMM_BLOCK_K];
-        for (int64_t p = 0; p < k; p += GEMM_BLOCK_K) {
-            int64_t depth = min_i64(GEMM_BLOCK_K, k - p);
-            for (int j = 0; j < cols; j++)
-                kernels->widen(wide + j * depth, (const uint16_t *)b->data + first + j * b->col + p, b->dtype, depth);
-            kernels->interleave(cols, GEMM_COLS, depth, wide, depth, dst + p * GEMM_COLS);
-        }
-        return;
-    }
-    if (b->dtype == DTYPE_F32 && b->col == 1) {
-        for (int64_t p = 0; p < k; p++) {
-            memcpy(dst + p * GEMM_COLS, (const float *)b->data + first + p * b->row, (size_t)cols * sizeof(float));
-            for (int j = cols; j < GEMM_COLS; j++) dst[p * GEMM_COLS + j] = 0.0f;
-        }
-        return;
-    }
-    for (int j = 0; j < GEMM_COLS; j++)
-        for (int64_t p = 0; p < k; p++)
-            dst[p * GEMM_COLS + j] = j < cols ? load_f32(b->data, b->dtype, first + j * b->col + p * b->row) : 0.0f;
-}
-
 static void pack_b(void *arg, int64_t part, int thread) {
     (void)thread;
     Job *job = arg;

@@ -113,7 +113,10 @@ static inline int64_t gemm_panels(int64_t n) { return (n + GEMM_COLS - 1) / GEMM
 static inline int64_t gemm_panels_bytes(int64_t n, int64_t k) {
     return (gemm_panels(n) * GEMM_COLS * k + 16) * (int64_t)sizeof(float);
 }
-/* Panel number `panel` of b[k, n]. */
+/* --- panels: gemm_pack.c ------------------------------------------------------------------------------------------ */
+/* All panels of b[k, n]. `panels`: 64-byte aligned. */
+void gemm_pack(const GemmOperand *b, int64_t n, int64_t k, Pool *pool, float *panels);
+/* Panel number `panel`. */
 void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n, int64_t k, int64_t panel, float *dst);
 
 /* The product of a kernel's call by whichever way suits it: linear.c. It is written from row `row` of result 0 on;

@@ -33,6 +33,12 @@ typedef void GemmPair(int rows, int64_t k, const float *a, int64_t a_row, int64_
 GemmPair *gemm_pair(void);        /* NULL where two panels at once are no faster */
 GemmPair *gemm_pair_avx512(void); /* gemm_avx512.c; NULL where it was not compiled for AVX-512 */
 
+/* Rows of whole panels: columns 16 j .. 16 j + 15 of the row p that is at src + p * row go to dst + j * panel + p * 16,
+ * which is 32-byte aligned. */
+typedef void GemmStrip(int64_t panels, int64_t rows, const float *src, int64_t row, float *dst, int64_t panel);
+GemmStrip *gemm_strip(void);      /* NULL: none that is faster than gemm_pack_panel */
+GemmStrip *gemm_strip_avx2(void); /* gemm_pack_avx2.c; NULL where it was not compiled for AVX2 */
+
 const GemmKernels *gemm_kernels(void);      /* the best for this machine */
 const GemmKernels *gemm_kernels_avx2(void); /* gemm_avx2.c; NULL where it was not compiled for AVX2 */
 

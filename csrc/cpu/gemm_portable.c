@@ -48,6 +48,8 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
 
 GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL; }
 
+GemmStrip *gemm_strip(void) { return cpu_has_avx2() ? gemm_strip_avx2() : NULL; }
+
 const GemmKernels *gemm_kernels(void) {
     static const GemmKernels portable = {tile, tile_packed, interleave, dots, widen, fill_row, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;

@@ -115,23 +115,9 @@ int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
 }
 
 /* --- packing ------------------------------------------------------------------------------------------------------ */
-typedef struct Packing {
-    const GemmKernels *kernels;
-    GemmOperand b;
-    int64_t n, k;
-    float *panels;
-} Packing;
-
-static void pack_part(void *arg, int64_t part, int thread) {
-    (void)thread;
-    const Packing *p = arg;
-    gemm_pack_panel(p->kernels, &p->b, p->n, p->k, part, p->panels + part * GEMM_COLS * p->k);
-}
-
 static Code prepare(Context *ctx, GemmOperand b, int64_t n, int64_t k, Pool *pool, void *prepared) {
     if (!b.data) return fail(ctx, CODE_INTERNAL, "the weight to be packed has no data");
-    Packing packing = {gemm_kernels(), b, n, k, prepared};
-    pool_run(pool, gemm_panels(n), pack_part, &packing);
+    gemm_pack(&b, n, k, pool, prepared);
     return CODE_OK;
 }
 

@@ -1,9 +1,10 @@
 /* Weight packing: one allocation for all; weights that several instructions use in the same way are packed once. */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "exec/frame.h"
 
-enum { PACK_ALIGN = 64 };
+enum { PACK_ALIGN = 64, POPULATE_BYTES = 4 << 20 };
 
 static bool same_attrs(const Node *a, const Node *b) {
     const OpInfo *info = op_info(a->op);
@@ -74,6 +75,24 @@ static Code plan(Context *ctx, Executor *e, int64_t *place, Packed *list, uint32
     return CODE_OK;
 }
 
+#ifdef MADV_POPULATE_WRITE
+static void populate_part(void *arg, int64_t part, int thread) {
+    (void)thread;
+    const Executor *e = arg;
+    int64_t begin = part * POPULATE_BYTES, bytes = e->packed_bytes - begin;
+    if (bytes > POPULATE_BYTES) bytes = POPULATE_BYTES;
+    (void)madvise(e->packed + begin, (size_t)bytes, MADV_POPULATE_WRITE); /* a hint: else the first store brings it */
+}
+
+/* The system zeroes fresh memory when it is first touched. All threads do that here, and before packing: a store past
+ * the caches to a line that was just zeroed in them would be slow. */
+static void populate(Executor *e, Pool *pool) {
+    if (e->packed_bytes >= POPULATE_BYTES) pool_run(pool, (e->packed_bytes - 1) / POPULATE_BYTES + 1, populate_part, e);
+}
+#else
+static void populate(Executor *e, Pool *pool) { (void)e, (void)pool; }
+#endif
+
 Code executor_pack(Context *ctx, Executor *e) {
     int64_t *place;
     Packed *list;
@@ -86,6 +105,7 @@ Code executor_pack(Context *ctx, Executor *e) {
 
     bool mine = e->pool && pool_enter(e->pool);
     Code code = CODE_OK;
+    populate(e, mine ? e->pool : NULL);
     for (uint32_t i = 0; i < n_list && code == CODE_OK; i++) {
         const Task *task = list[i].task;
         code = check_cancelled(ctx);
