@@ -58,7 +58,9 @@ def bisect_passes(
 ) -> Bisection:
     """Runs `model` on the example with the first 0, 1, 2, ... passes and compares each with eager.
 
-    `passes` as for `compile`. Floats agree within `tolerance`: dtype -> (absolute, relative).
+    Args:
+        model, example_inputs, example_kwargs, passes, alpha: as for `compile`.
+        tolerance: dtype -> (absolute, relative), within which floats agree; on top of `testing.TOLERANCE`.
     """
     bounds = {**TOLERANCE, **(tolerance or {})}
     wanted = _options(HOST, passes, alpha, False, False, None)

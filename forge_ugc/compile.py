@@ -47,32 +47,42 @@ def compile(
 ) -> CompiledModel:
     """Compiles `model` for inputs like the example's.
 
-    model: nn.Module, function, torch.export.ExportedProgram, or what was captured of one (`capture.Captured`).
-        It is neither changed nor run.
-    example_inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; any pytree inside.
-    device: "auto" (the NPU where one is usable, else the host; `report["device_reason"]` says which and why), "cpu",
-        "npu" (NpuError where there is none), "npu:plan[:target]" (plan for an NPU, without running) or
-        "npu:emulate[:target]" (on the host, in the NPU's numbers).
-    precision: what the NPU computes in: "fp16" (weights and activations; what "auto" takes), "w8a16" or "w4a16"
-        (weights of linear layers in 8 or 4 bits, a scale for each output). "fp32" keeps to the host.
-    passes: pass names in order ("dce,cse,fold"), "default" or "none". alpha: 0..1, how far operator fusion goes.
-    strict: raise FallbackError instead of running operators through torch that C does not know.
-    dynamic_shapes: as for torch.export; a call with other sizes is then specialised from the same capture.
-    capture: "auto" records forward() where that is certain to give what torch.export would, in a tenth of the time, and
-        exports where it is not (`report["capture"]` says which, "capture_declined" why); "export" always exports.
-    pack: keep copies of the weights in the order in which the host's products read them, where they lie in another
-        (transformers' Conv1D; nn.Linear's are used as they lie); `report["weights"]["packed_bytes"]` says how much.
-        False keeps none and reorders them in each call, which is slower; the results are the same.
-    num_threads: default torch.get_num_threads(). progress: show a spinner; None: on a terminal if it takes long.
-    fold: compile repeated blocks once for the NPU, with their weights as arguments. "auto" returns with such graphs and
-        compiles graphs with constant weights, which are faster to run, in the background (`wait()`); True keeps to the
-        first, False waits for the second.
-    npu_options: "types" and "border": "f16" or "f32", of the graphs' constants and of what crosses the NPU's border;
-        "config": options of the graph compiler, as in {"PERFORMANCE_HINT": "LATENCY"}; "cache": False keeps compiled
-        graphs out of the disk cache (FORGE_CACHE_DIR).
+    Args:
+        model: nn.Module, function, torch.export.ExportedProgram, or what was captured of one (`capture.Captured`).
+            It is neither changed nor run.
+        example_inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; any pytree inside.
+        example_kwargs: more keyword arguments.
+        device: "auto" (the NPU where one is usable, else the host; `report["device_reason"]` says which and why),
+            "cpu", "npu" (NpuError where there is none), "npu:plan[:target]" (plan for an NPU, without running) or
+            "npu:emulate[:target]" (on the host, in the NPU's numbers).
+        precision: what the NPU computes in: "fp16" (weights and activations; what "auto" takes), "w8a16" or "w4a16"
+            (weights of linear layers in 8 or 4 bits, a scale for each output). "fp32" keeps to the host.
+        passes: pass names in order ("dce,cse,fold"), "default" or "none".
+        alpha: 0..1, how far operator fusion goes.
+        autotune: search alpha by the cost model.
+        strict: raise FallbackError instead of running operators through torch that C does not know.
+        dynamic_shapes: as for torch.export; a call with other sizes is then specialised from the same capture.
+        capture: "auto" records forward() where that is certain to give what torch.export would, in a tenth of the time,
+            and exports where it is not (`report["capture"]` says which, "capture_declined" why); "export" always
+            exports.
+        num_threads: of the host's kernels; default torch.get_num_threads().
+        pack: keep copies of the weights in the order in which the host's products read them, where they lie in another
+            (transformers' Conv1D; nn.Linear's are used as they lie); `report["weights"]["packed_bytes"]` says how much.
+            False keeps none and reorders them in each call, which is slower; the results are the same.
+        progress: show the phases on stderr or in the notebook: True at once, None once a second has gone by and where
+            there is a terminal or notebook, False never.
+        fold: compile repeated blocks once for the NPU, with their weights as arguments. "auto" returns with such graphs
+            and compiles graphs with constant weights, which are faster to run, in the background (`wait()`); True keeps
+            to the first, False waits for the second.
+        npu_options: "types" and "border": "f16" or "f32", of the graphs' constants and of what crosses the NPU's
+            border; "config": options of the graph compiler, as in {"PERFORMANCE_HINT": "LATENCY"}; "cache": False keeps
+            compiled graphs out of the disk cache (FORGE_CACHE_DIR).
 
-    Raises CompileError (a RuntimeError) where the model cannot be captured, with the user's source line; NpuError (a
-    RuntimeError with `reason`) where device="npu" has no NPU or its compiler refuses a graph.
+    Raises:
+        CompileError: (a RuntimeError) the model cannot be captured; the text has the user's source line.
+        FallbackError: with `strict`.
+        NpuError: (a RuntimeError with `reason`) device="npu" has no NPU, or its compiler refuses a graph.
+        ValueError: an option that cannot be.
     """
     choice = npu.choose(str(device), precision, fold, npu_options)
     options = _options(choice, passes, alpha, autotune, strict, num_threads, pack)

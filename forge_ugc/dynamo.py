@@ -113,8 +113,15 @@ def forge(
 ) -> Callable[..., Any]:
     """The backend, as dynamo calls it: a function that computes what `gm` does.
 
-    options: as for `forge_ugc.compile`, except the model, the example and `dynamic_shapes`. Raises TypeError for an
-    unknown one, ValueError for a `mode`, FallbackError with `strict` where torch would have to run anything.
+    Args:
+        gm, example_inputs: dynamo's graph and its example.
+        options: as for `forge_ugc.compile`, except the model, the example and `dynamic_shapes`.
+        mode: there is none.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: a `mode`, or a wrong option.
+        FallbackError: with `strict`, where torch would have to run anything.
     """
     options = dict(options or {})
     if mode is not None:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from .compile import _arguments, compile
 from .compiled import CompiledModel
 
-# (absolute, relative) by dtype; everything else must be equal
+#: (absolute, relative) by dtype; everything else must be equal
 TOLERANCE = {
     torch.float64: (1e-10, 1e-10),
     torch.float32: (2.1e-5, 1e-4),
@@ -83,12 +83,18 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 class Fidelity:
     """What `assert_fidelity` measured, over all floating outputs; `reference` is eager or its float64 run.
 
-    max_abs: the largest difference. relative: the same as a share of that output's largest magnitude.
-    kl: KL(reference || Forge) in nats, a mean over positions. top1: share of positions with the same largest logit.
-        Both of the output `logits`, or else of the first floating one of two or more dimensions; None if there is none.
-    perplexity: (reference's, Forge's) on the data set; None without one.
-    eager_max_abs: with reference="float64" how far eager is from it.
-    compiled: the compiled model, which calls and attributes of this object reach, too.
+    Calls and attributes of this object reach the compiled model, too.
+
+    Attributes:
+        reference: "eager" or "float64".
+        max_abs: the largest difference.
+        relative: the same as a share of that output's largest magnitude.
+        kl: KL(reference || Forge) in nats, a mean over positions, of the output `logits`, or else of the first floating
+            one of two or more dimensions; None if there is none.
+        top1: share of positions with the same largest logit, of the same output.
+        perplexity: (reference's, Forge's) on the data set; None without one.
+        eager_max_abs: with reference="float64" how far eager is from it.
+        compiled: the compiled model.
     """
 
     reference: str
@@ -196,19 +202,25 @@ def assert_fidelity(
 ) -> Fidelity:
     """Compiles `model`, compares it with `reference` on the example, and raises AssertionError where it departs.
 
-    atol: largest difference of floating outputs. kl: largest mean divergence of the logits. top1: least share of
-        positions whose largest logit is the same (1.0: all). Those that are given are asserted. If none is, and no
-        `tolerance` (dtype -> (absolute, relative), on top of TOLERANCE), floating outputs must keep within TOLERANCE.
-        Structure, dtypes, shapes and all other outputs must be eager's in any case.
-    reference: "eager", or "float64": the model's copy in that precision. Then a difference of up to twice eager's own
-        is within TOLERANCE, too.
-    dataset: token ids, a tensor or a list of tensors of any shape: cut into windows of the example's length and given
-        to the model in place of `input_ids` (or its first integer input of two dimensions); perplexity, and kl and top1
-        in addition, are taken of them.
-    options: as for `forge_ugc.compile`.
+    Bounds that are given are asserted. If none is (`atol`, `kl`, `top1`, `tolerance`), floating outputs must keep
+    within TOLERANCE. Structure, dtypes, shapes and all other outputs must be eager's in any case. The model's buffers
+    and the example are left as they were.
 
-    The error names the first pass and node that depart (`forge_ugc.bisect_passes`). The model's buffers and the example
-    are left as they were.
+    Args:
+        model, example_inputs, example_kwargs: as for `forge_ugc.compile`.
+        atol: largest difference of floating outputs.
+        kl: largest mean divergence of the logits, in nats.
+        top1: least share of positions whose largest logit is the same (1.0: all).
+        reference: "eager", or "float64": the model's copy in that precision. Then a difference of up to twice eager's
+            own is within TOLERANCE, too.
+        dataset: token ids, a tensor or a list of tensors of any shape: cut into windows of the example's length and
+            given to the model in place of `input_ids` (or its first integer input of two dimensions); perplexity, and
+            kl and top1 in addition, are taken of them.
+        tolerance: dtype -> (absolute, relative), on top of TOLERANCE.
+        options: as for `forge_ugc.compile`.
+
+    Raises:
+        AssertionError: with the first pass and node that depart (`forge_ugc.bisect_passes`).
     """
     if reference not in ("eager", "float64"):
         raise ValueError(f'unknown reference {reference!r}; use "eager" or "float64"')

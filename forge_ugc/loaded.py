@@ -45,11 +45,17 @@ def load(
 ) -> LoadedModel:
     """A model that `CompiledModel.save` wrote. Torch need not be installed.
 
-    The weights are mapped, not read: what a call does not touch stays on disk. device, precision, fold, npu_options: as
-    for `compile`. num_threads: default torch.get_num_threads() where torch is imported, else the CPUs this process may
-    use. verify: also compare all checksums, which reads the whole file.
+    The weights are mapped, not read: what a call does not touch stays on disk.
 
-    Raises ArtefactError (a ValueError) where the file is damaged, hostile or newer than this version.
+    Args:
+        path: the file.
+        device, precision, fold, npu_options: as for `compile`.
+        num_threads: default torch.get_num_threads() where torch is imported, else the CPUs this process may use.
+        verify: also compare all checksums, which reads the whole file.
+
+    Raises:
+        ArtefactError: (a ValueError) the file is damaged, hostile or newer than this version.
+        NpuError: as for `compile`.
     """
     choice = npu.choose(device, precision, fold, npu_options)
     return LoadedModel(Artefact(path, verify), choice, _threads() if num_threads is None else num_threads)

@@ -160,7 +160,7 @@ class SoftwareNpu:
     def fail(self, entry: str, nth: int = 1, *, times: int = 1, result: int | str = "unknown", log: str = "") -> None:
         """Tells an entry point to fail: at its `nth` call from now on, and the `times - 1` calls after that
         (`FOR_EVER`: all). `result`: a name of `RESULTS` or a number; `log`: the build log that comes with a failing
-        pfnCreate*. Destroying functions do their work all the same. ValueError: no such entry point or name."""
+        `pfnCreate...`. Destroying functions do their work all the same. ValueError: no such entry point or name."""
         code = RESULTS.get(result) if isinstance(result, str) else result
         if code is None:
             raise ValueError(f"result {result!r} is none of {', '.join(RESULTS)}")
@@ -245,7 +245,7 @@ def software_npu(
     check: bool = False,
 ) -> Iterator[SoftwareNpu]:
     """A machine with an NPU, while the block runs: `forge_ugc.compile(..., device="npu")` finds it as it finds a real
-    one. Graphs are computed in f32 by OpenVINO, without regard to an NPU's speed.
+    one. Graphs are computed in f32 by OpenVINO, without regard to an NPU's speed::
 
         with forge_ugc.testing.software_npu() as npu:
             compiled = forge_ugc.compile(model, inputs, device="npu")
@@ -255,22 +255,28 @@ def software_npu(
     (FORGE_ZE_LOADER, ZE_ENABLE_ALT_DRIVERS; FORGE_CACHE_DIR names an empty folder unless `cache` does), so it also
     serves programs that are started in the block; one block at a time a process.
 
-    extension: version of the graph extension, "1.2" to "1.16"; "0.0": none.
-    device: "npu3720", "npu4000" or "npu5010".
-    compiler_version, no_compiler: of the driver's compiler, or that it has none.
-    memory: bytes that graphs and allocations may take; default: no limit.
-    latency: seconds that each execution of a graph takes at least.
-    lose_after: the device is lost after so many executions; recovers: contexts made afterwards work.
-    imports: the driver can address memory of others; default: since extension 1.13.
-    firmware_mismatch: the firmware is too old for what the compiler makes.
-    refuse: types of OpenVINO operators that the compiler refuses, e.g. ["Gelu"].
-    compiler: a shell command that compiles as well, and must accept each graph. It sees $XML, $BLOB, $DEVICE, $CONFIG;
-        if it writes $BLOB, that is the size of the native blob, and executions still run on the CPU.
-    intercept: the loader wraps all handles, as it does with two drivers.
-    loader: path of the Level Zero loader; default: the distribution's.
-    check: at the end of the block `assert_no_leaks()`.
+    Args:
+        extension: version of the graph extension, "1.2" to "1.16"; "0.0": none.
+        device: "npu3720", "npu4000" or "npu5010".
+        compiler_version: of the driver's compiler.
+        no_compiler: it has none.
+        memory: bytes that graphs and allocations may take; default: no limit.
+        latency: seconds that each execution of a graph takes at least.
+        lose_after: the device is lost after so many executions.
+        recovers: contexts made afterwards work.
+        imports: the driver can address memory of others; default: since extension 1.13.
+        firmware_mismatch: the firmware is too old for what the compiler makes.
+        refuse: types of OpenVINO operators that the compiler refuses, e.g. ["Gelu"].
+        compiler: a shell command that compiles as well, and must accept each graph. It sees $XML, $BLOB, $DEVICE,
+            $CONFIG; if it writes $BLOB, that is the size of the native blob, and executions still run on the CPU.
+        intercept: the loader wraps all handles, as it does with two drivers.
+        loader: path of the Level Zero loader; default: the distribution's.
+        check: at the end of the block `assert_no_leaks()`.
 
-    RuntimeError: no loader, no `openvino` package, or no C compiler. ValueError: an option that cannot be."""
+    Raises:
+        RuntimeError: no loader, no `openvino` package, or no C compiler.
+        ValueError: an option that cannot be.
+    """
     driver, found_loader, openvino = build_driver(), Path(loader) if loader else find_loader(), find_openvino()
     if imports is None:
         imports = [int(part) for part in extension.split(".")] >= [1, 13]

@@ -23,8 +23,10 @@ def compile_config(*, fullgraph: bool = False, dynamic: bool | None = None, **op
     A cache whose shapes stay (`cache_implementation="static"`) is what transformers compiles for; with another one it
     runs the model eagerly, and `forge_ugc.last_reports()` stays empty. The prompt is always processed eagerly.
 
-    fullgraph, dynamic: as for `torch.compile`. options: as for `forge_ugc.compile`; an unknown one raises TypeError,
-    a wrong value ValueError, when the first step is compiled.
+    Args:
+        fullgraph, dynamic: as for `torch.compile`.
+        options: as for `forge_ugc.compile`; an unknown one raises TypeError, a wrong value ValueError, when the first
+            step is compiled.
     """
     if "forge" not in list_backends(exclude_tags=()):  # the package is imported without being installed
         register_backend(forge, name="forge")
