@@ -152,12 +152,15 @@ static void compute(void *arg, int64_t part, int thread) {
     bool start = g->finish->bias || g->k == 0;
     int64_t row = job->batch * g->m + job->row + begin, col = (job->panel + panel) * GEMM_COLS;
     for (int64_t i = 0; start && i < rows; i++) gemm_start_row(g->finish, row + i, col, width, c + i * width);
-    if (!job->a) { /* few rows: each panel is read once, as one stream */
+    if (!job->a) { /* few rows: each panel is read once, a few side by side */
         const float *a = (const float *)job->a_data + (job->row + begin) * g->a.row;
-        for (int64_t j = 0; j < panels; j++, b += GEMM_COLS * g->k)
+        for (int64_t j = 0, next; j < panels; j = next) {
+            next = min_i64(j + gemm_streams(rows), panels);
             for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K)
-                kernels->tile((int)rows, min_i64(GEMM_BLOCK_K, g->k - k), a + k * step, g->a.row, step,
-                              b + k * GEMM_COLS, GEMM_COLS, c + j * GEMM_COLS, width, start || k > 0);
+                kernels->stream((int)rows, (int)(next - j), min_i64(GEMM_BLOCK_K, g->k - k), a + k * step, g->a.row,
+                                step, b + (j * g->k + k) * GEMM_COLS, g->k * GEMM_COLS, c + j * GEMM_COLS, width,
+                                start || k > 0);
+        }
     } else {
         for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
             int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);

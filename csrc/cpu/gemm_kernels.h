@@ -14,6 +14,10 @@ typedef struct GemmKernels {
                  float *c, int64_t c_row, bool add);
     /* The same with a_row 1, a_k `rows` (packed) and b_row 16. */
     void (*tile_packed)(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add);
+    /* `tile` on `panels` panels of b side by side, b_row 16: as many streams of memory as panels. panels: at most
+     * gemm_streams(rows). */
+    void (*stream)(int rows, int panels, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b,
+                   int64_t b_panel, float *c, int64_t c_row, bool add);
     /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. width: a multiple of 8, or at
      * most 6. */
     void (*interleave)(int rows, int width, int64_t k, const float *src, int64_t row, float *dst);
@@ -24,6 +28,9 @@ typedef struct GemmKernels {
     void (*fill)(float *dst, float value, int64_t n);
     void (*scale)(float *dst, const float *src, float factor, int64_t n); /* dst may be src */
 } GemmKernels;
+
+/* So many panels have room in registers. */
+static inline int gemm_streams(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 
 /* `tile` on two panels of b, b_panel apart, for 32 columns of c: the same sums, in the same order. Rows past the sixth
  * begin at `lower`, and their step in k is lower_k. rows: at most 12. */

@@ -17,6 +17,12 @@ static void tile_packed(int rows, int64_t k, const float *a, const float *b, flo
     tile(rows, k, a, 1, rows, b, GEMM_COLS, c, c_row, add);
 }
 
+static void stream(int rows, int panels, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b,
+                   int64_t b_panel, float *c, int64_t c_row, bool add) {
+    for (int j = 0; j < panels; j++)
+        tile(rows, k, a, a_row, a_k, b + j * b_panel, GEMM_COLS, c + j * GEMM_COLS, c_row, add);
+}
+
 static void interleave(int rows, int width, int64_t k, const float *src, int64_t row, float *dst) {
     for (int64_t p = 0; p < k; p++)
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
@@ -51,7 +57,7 @@ GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL;
 GemmStrip *gemm_strip(void) { return cpu_has_avx2() ? gemm_strip_avx2() : NULL; }
 
 const GemmKernels *gemm_kernels(void) {
-    static const GemmKernels portable = {tile, tile_packed, interleave, dots, widen, fill_row, scale_row};
+    static const GemmKernels portable = {tile, tile_packed, stream, interleave, dots, widen, fill_row, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;
     return avx2 ? avx2 : &portable;
 }
