@@ -31,8 +31,16 @@ typedef struct QuantisedKernels {
     void (*dots)(const Quantised *w, int64_t first, int64_t rows, const QuantisedInput *x, float *c, int64_t c_row);
     /* dst[j * depth + c] = w[row + j][k + c] for j < rows, c < depth. k: a multiple of QUANTISED_BLOCK. */
     void (*widen)(const Quantised *w, int64_t row, int64_t rows, int64_t k, int64_t depth, float *dst);
+    /* max |from[i]|; infinite or NaN where one is. */
+    float (*largest)(const float *from, int64_t n);
+    /* from[i] / scale to nearest even: n weights of 8 bits, within -127 .. 127. */
+    void (*quantise_8bit)(const float *from, int64_t n, float scale, uint8_t *to);
+    /* Of 4 bits, within -8 .. 7: columns [first, first + n) of the row at `to`; first: a multiple of 32, ascending. */
+    void (*quantise_4bit)(const float *from, int64_t n, float scale, int64_t first, uint8_t *to);
 } QuantisedKernels;
 const QuantisedKernels *quantised_kernels(void); /* the best for this machine */
+const QuantisedKernels *quantised_kernels_portable(void);
+const QuantisedKernels *quantised_kernels_avx2(void);   /* NULL where it was not compiled for AVX2 */
 
 static inline int quantised_value(const Quantised *w, int64_t row, int64_t column) {
     const uint8_t *at = w->q + row * w->row_bytes;

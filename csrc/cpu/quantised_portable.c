@@ -1,6 +1,8 @@
 /* The kernels of quantised weights in plain C, and the choice between them and the vectorised ones. */
 #include "cpu/quantised.h"
 
+#include <math.h>
+
 static float weight(const Quantised *w, int64_t row, int64_t column) {
     int64_t at = row * w->groups + column / w->group;
     float q = (float)quantised_value(w, row, column);
@@ -25,7 +27,38 @@ static void widen(const Quantised *w, int64_t row, int64_t rows, int64_t k, int6
         for (int64_t c = 0; c < depth; c++) dst[j * depth + c] = weight(w, row + j, k + c);
 }
 
-const QuantisedKernels *quantised_kernels(void) {
-    static const QuantisedKernels portable = {dots, widen};
+static float largest(const float *from, int64_t n) {
+    float most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float size = fabsf(from[i]);
+        most = size > most || size != size ? size : most;
+        if (most != most) return most;
+    }
+    return most;
+}
+
+static int rounded(float x, float low, float high) { return (int)nearbyintf(x < low ? low : x > high ? high : x); }
+
+static void quantise_8bit(const float *from, int64_t n, float scale, uint8_t *to) {
+    for (int64_t i = 0; i < n; i++) to[i] = (uint8_t)(int8_t)rounded(from[i] / scale, -127.0f, 127.0f);
+}
+
+static void quantise_4bit(const float *from, int64_t n, float scale, int64_t first, uint8_t *to) {
+    for (int64_t i = 0; i < round_up(n, QUANTISED_GROUP); i++) {
+        int64_t c = (first + i) % QUANTISED_BLOCK, shift = 4 * (c / 8 % 2);
+        uint8_t *byte = to + (first + i) / QUANTISED_BLOCK * (QUANTISED_BLOCK / 2) + 4 * (c % 8) + c / 16;
+        if (c < QUANTISED_GROUP && shift == 0) byte[2] = 0x88; /* of the block's upper half */
+        int q = i < n ? rounded(from[i] / scale, -8.0f, 7.0f) + 8 : 8;
+        *byte = (uint8_t)((shift ? *byte & 15 : 0) | q << shift);
+    }
+}
+
+const QuantisedKernels *quantised_kernels_portable(void) {
+    static const QuantisedKernels portable = {dots, widen, largest, quantise_8bit, quantise_4bit};
     return &portable;
+}
+
+const QuantisedKernels *quantised_kernels(void) {
+    const QuantisedKernels *avx2 = cpu_has_avx2() ? quantised_kernels_avx2() : NULL;
+    return avx2 ? avx2 : quantised_kernels_portable();
 }
