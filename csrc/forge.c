@@ -60,6 +60,16 @@ static Code parse_pipeline(Context *ctx, const char *names, Pipeline *out) {
     }
 }
 
+/* Precision is no matter of taste, as passes are: it is seen to whatever passes were asked for, after them. */
+static Code add_quantise(Context *ctx, Pipeline *pipeline) {
+    static const char name[] = "quantise";
+    for (size_t i = 0; i < pipeline->count; i++)
+        if (strcmp(pipeline->passes[i]->name, name) == 0) return CODE_OK;
+    if (pipeline->count == MAX_PASSES) return fail(ctx, CODE_INVALID, "more than %d passes", MAX_PASSES);
+    pipeline->passes[pipeline->count++] = pass_find(name, strlen(name));
+    return CODE_OK;
+}
+
 /* --- passes ------------------------------------------------------------------------------------------------------- */
 
 static Code graph_text(Context *ctx, const Graph *g, char **out) {
@@ -190,6 +200,7 @@ Code program_build(Context *ctx, Program *program, Graph *captured, const Compil
     Pipeline pipeline;
     TRY(check_options(ctx, options, &target));
     TRY(parse_pipeline(ctx, options->passes, &pipeline));
+    if (options->weight_bits) TRY(add_quantise(ctx, &pipeline));
     double start = forge_now_ms();
     program->nodes_table = graph_count(captured);
     program->alpha = options->alpha;
@@ -198,11 +209,15 @@ Code program_build(Context *ctx, Program *program, Graph *captured, const Compil
     PassContext pc = {.ctx = ctx, .arena = &program->arena, .eval = cpu_eval};
     pass_options_default(&pc.options);
     pc.options.alpha = options->alpha;
+    pc.options.weight_bits = options->weight_bits;
+    pc.options.weight_group = options->weight_group;
     TRY(run_passes(&pc, captured, &pipeline, target, options, program));
     program->remarks = pc.remarks;
     /* The passes leave their old versions behind in the captured graph's arena; what the program keeps is compact. */
     TRY(graph_clone(ctx, captured, &program->arena, &program->graph));
     program->passes_ms = forge_now_ms() - start;
+    if (options->executable || !options->keep_text) /* texts do without values */
+        TRY(program_quantise(ctx, program, &pc.quantisations, options->threads));
     return plan ? plan_program(ctx, program, target, options) : CODE_OK;
 }
 
@@ -237,6 +252,7 @@ void forge_destroy(Program *program) {
     program_close_device(program);
     for (size_t i = 0; i < program->n_passes; i++) free(program->passes[i].text);
     free(program->text_capture);
+    free(program->quantised);
     arena_destroy(&program->arena);
     free(program);
 }

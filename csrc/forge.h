@@ -42,9 +42,11 @@ typedef struct CompileOptions {
     const char *passes; /* comma separated names in order; "default"; "none" */
     double alpha;
     bool autotune;
-    bool keep_text;  /* keep the text of every stage */
-    bool executable; /* false: plan only (device="npu:plan", meta weights) */
-    bool pack;       /* pack weights */
+    bool keep_text;       /* keep the text of every stage */
+    bool executable;      /* false: plan only (device="npu:plan", meta weights) */
+    bool pack;            /* pack weights */
+    int weight_bits;      /* of products on the host: 8, 4, or 0: as the model has them */
+    int64_t weight_group; /* weights of a row that share a scale; 0: all */
     int threads;
     NpuOptions npu;
 } CompileOptions;
@@ -56,7 +58,9 @@ typedef struct Program {
     Npuir *ir;
     Segments segments;  /* of instructions on the NPU */
     Executor *executor; /* NULL when plan only */
-    NpuDevice *device;  /* these two: NULL unless dispatched */
+    char *quantised;    /* values of the weights of 8 or 4 bits; malloc'd */
+    int64_t quantised_bytes;
+    NpuDevice *device; /* these two: NULL unless dispatched */
     NpuSession *session;
     PassRecord *passes;
     size_t n_passes;

@@ -10,6 +10,10 @@ MUST_USE Code program_create(Context *ctx, Program **out);
  * passes. */
 MUST_USE Code program_build(Context *ctx, Program *program, Graph *captured, const CompileOptions *options, bool plan);
 
+/* --- forge_quantise.c --------------------------------------------------------------------------------------------- */
+/* Makes the values that the pass `quantise` has left to be made, in `program->graph`. */
+MUST_USE Code program_quantise(Context *ctx, Program *program, const Quantisations *list, int threads);
+
 /* --- forge_npu.c -------------------------------------------------------------------------------------------------- */
 /* The executor of a planned program, with what its NPU instructions need: nothing, emulation, or a session on a device.
  */

@@ -142,7 +142,7 @@ Code program_executor(Context *ctx, Program *program, const Target *target, cons
     }
     double start = forge_now_ms();
     TRY(executor_create(ctx, program->ir, &made, &program->executor));
-    program->pack_ms = forge_now_ms() - start;
+    program->pack_ms += forge_now_ms() - start;
     return CODE_OK;
 }
 

@@ -57,6 +57,7 @@ def compile(
     config: str = "",  # of the graph compiler: 'KEY="VALUE" ...'
     cache_dir: str | None = None,  # of compiled graphs
     fail_allocation: int = 0,  # for tests: the Nth allocation fails with MemoryError
+    host_precision: str = "fp32",  # weights of products on the host: "w8", "w4", "w4g64", "w4g32"
 ) -> Program: ...
 def load(
     text: str,
@@ -77,6 +78,7 @@ def load(
     config: str = "",
     cache_dir: str | None = None,
     fail_allocation: int = 0,
+    host_precision: str = "fp32",
 ) -> Program: ...
 def optimize_text(
     text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0
@@ -134,8 +136,8 @@ class Program:
         """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms,
         alloc_ms, schedule_ms, pack_ms, npu_ms, nodes_table, nodes_final (executed instructions), alpha,
         remarks [{pass, text, source, count}], buffers {virtual, physical, rho, arena_bytes, lower_bound_bytes},
-        transitions {before, after}, placement {device: count}, packed_bytes, arena_bytes {device: bytes},
-        instructions {op name: count}."""
+        transitions {before, after}, placement {device: count}, packed_bytes, quantised_bytes,
+        arena_bytes {device: bytes}, instructions {op name: count}."""
     def npu_report(self) -> dict[str, Any]:
         """keys: segments, flops {cpu, npu}; with a session on a device also tier, blocks, calls, cache_hits,
         cache_misses, emit_ms, compile_ms, weights_ms, blob_bytes, weight_bytes."""

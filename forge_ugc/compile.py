@@ -55,8 +55,11 @@ def compile(
         device: "auto" (the NPU where one is usable, else the host; `report["device_reason"]` says which and why),
             "cpu", "npu" (NpuError where there is none), "npu:plan[:target]" (plan for an NPU, without running) or
             "npu:emulate[:target]" (on the host, in the NPU's numbers).
-        precision: what the NPU computes in: "fp16" (weights and activations; what "auto" takes), "w8a16" or "w4a16"
-            (weights of linear layers in 8 or 4 bits, a scale for each output). "fp32" keeps to the host.
+        precision: what the NPU computes in, or the host. The NPU: "fp16" (weights and activations; what "auto" takes),
+            "w8a16" or "w4a16" (weights of linear layers in 8 or 4 bits, a scale for each output). The host: "fp32" (the
+            model's own dtypes), "w8" (weights of linear layers as int8, a scale for each output), "w4" (as int4, a
+            scale for each 128 inputs of an output), "w4g64" or "w4g32" (for each 64 or 32); activations and sums stay
+            f32.
         passes: pass names in order ("dce,cse,fold"), "default" or "none".
         alpha: 0..1, how far operator fusion goes.
         autotune: search alpha by the cost model.

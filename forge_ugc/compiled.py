@@ -121,6 +121,7 @@ class Plan(npu.Dispatched):
             "executable": options.executable,
             "pack": options.executable and options.pack,
             "threads": options.threads,
+            "host_precision": npu.host_precision(options.choice),
         }
         return self.lowered.table.compile(**{**settings, **changes})
 

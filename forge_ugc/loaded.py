@@ -57,8 +57,14 @@ def load(
         ArtefactError: (a ValueError) the file is damaged, hostile or newer than this version.
         NpuError: as for `compile`.
     """
+    artefact = Artefact(path, verify)
+    kept = _precision(artefact)
+    if kept != "fp32" and precision != kept:
+        if precision != "auto":
+            raise ValueError(f"{artefact.path}: its weights are {kept}; precision={precision!r} cannot be made of them")
+        precision = kept
     choice = npu.choose(device, precision, fold, npu_options)
-    return LoadedModel(Artefact(path, verify), choice, _threads() if num_threads is None else num_threads)
+    return LoadedModel(artefact, choice, _threads() if num_threads is None else num_threads)
 
 
 def unpickled(data: bytes, request: dict[str, Any], threads: int) -> LoadedModel:
@@ -73,6 +79,14 @@ def unpickled(data: bytes, request: dict[str, Any], threads: int) -> LoadedModel
 def _threads() -> int:
     torch = sys.modules.get("torch")
     return int(torch.get_num_threads()) if torch is not None else len(os.sched_getaffinity(0))
+
+
+def _precision(artefact: Artefact) -> str:
+    """What the file's weights are for: "fp32", or one of the host's other precisions."""
+    kept = artefact.manifest.get("precision", "fp32")
+    if not isinstance(kept, str) or (kept != "fp32" and kept not in npu.HOST_PRECISIONS):
+        raise ArtefactError(f"{artefact.path}: weights in a precision that this version does not know: {kept!r}")
+    return kept
 
 
 class LoadedModel:
@@ -316,6 +330,7 @@ class _Program(npu.Dispatched):
                 self._constants,
                 target=choice.target,
                 threads=self._threads,
+                host_precision="fp32" if _precision(self._artefact) != "fp32" else npu.host_precision(choice),
                 pack=self.executable(),
                 executable=self.executable(),
                 keepalive=self._artefact,

@@ -20,7 +20,14 @@ from ._core import NpuError
 from .errors import NpuWarning
 
 DEFAULT_TARGET = "npu4000"
-PRECISIONS = ("auto", "fp32", "fp16", "w8a16", "w4a16")
+# What products on the host compute with where it is not the model's own dtypes, in words.
+HOST_PRECISIONS = {
+    "w8": "int8 weights, a scale for each output",
+    "w4": "int4 weights in groups of 128",
+    "w4g64": "int4 weights in groups of 64",
+    "w4g32": "int4 weights in groups of 32",
+}
+PRECISIONS = ("auto", "fp32", *HOST_PRECISIONS, "fp16", "w8a16", "w4a16")
 _OPTIONS = ("types", "border", "config", "cache")
 
 
@@ -83,6 +90,11 @@ class Choice:
         }
 
 
+def host_precision(choice: Choice) -> str:
+    """As `_core.compile` wants it: what products on the host compute with."""
+    return choice.precision if choice.npu is None else "fp32"
+
+
 HOST = Choice("cpu", "cpu", "fp32", 'device="cpu" was asked for', None)
 
 
@@ -96,8 +108,13 @@ def choose(wanted: str, precision: str, fold: str | bool, options: Mapping[str, 
     kind, _, rest = wanted.partition(":")
     mode, _, named = rest.partition(":")
     if wanted == "cpu":
+        if precision in HOST_PRECISIONS:
+            return _host(precision)
         if precision not in ("auto", "fp32"):
-            raise ValueError(f"precision={precision!r} is the NPU's: device=\"cpu\" computes in the model's own dtypes")
+            other = f', or in "{precision[:2]}"' if precision[:2] in HOST_PRECISIONS else ""
+            raise ValueError(
+                f"precision={precision!r} is the NPU's: device=\"cpu\" computes in the model's own dtypes{other}"
+            )
         return HOST
     if wanted == "auto":
         return _auto(precision, settings)
@@ -105,6 +122,10 @@ def choose(wanted: str, precision: str, fold: str | bool, options: Mapping[str, 
         raise ValueError(
             f'unknown device {wanted!r}; use "auto", "cpu", "npu", "npu:plan" or "npu:emulate" (both also with a '
             'target, as in "npu:plan:npu4000")'
+        )
+    if precision in HOST_PRECISIONS:
+        raise ValueError(
+            f'precision={precision!r} is the host\'s; the NPU has "{precision[:2]}a16" (device={wanted!r} was given)'
         )
     if precision == "fp32":
         raise ValueError(f'precision="fp32" keeps to the host, which device={wanted!r} forbids; use device="cpu"')
@@ -118,7 +139,14 @@ def choose(wanted: str, precision: str, fold: str | bool, options: Mapping[str, 
     return Choice(f"npu:{mode}:{target}", target, npu.precision, f'device="npu:{mode}" was asked for', npu)
 
 
+def _host(precision: str) -> Choice:
+    reason = f'precision="{precision}" is the host\'s: {HOST_PRECISIONS[precision]}'
+    return Choice("cpu", "cpu", precision, reason, None)
+
+
 def _auto(precision: str, settings: dict[str, Any]) -> Choice:
+    if precision in HOST_PRECISIONS:
+        return _host(precision)
     if precision == "fp32":
         return Choice("cpu", "cpu", "fp32", 'precision="fp32" keeps to the host', None)
     if not _core.npu_likely():

@@ -66,7 +66,11 @@ class Report:
             "transitions": core["transitions"],
             "placement": core["placement"],
             "fallbacks": fallbacks,
-            "weights": {"borrowed_bytes": borrowed_bytes, "packed_bytes": core["packed_bytes"]},
+            "weights": {
+                "borrowed_bytes": borrowed_bytes,
+                "packed_bytes": core["packed_bytes"],
+                "quantised_bytes": core["quantised_bytes"],
+            },
             "alpha": core["alpha"],
             "remarks": remarks,
             "operators": operators,
@@ -142,7 +146,11 @@ class Report:
                 f"{_bytes(buffers['arena_bytes'])}, lower bound {_bytes(buffers['lower_bound_bytes'])}",
             ),
             ("transitions", f"{moves['before']} before scheduling, {moves['after']} after"),
-            ("weights", f"{_bytes(weights['borrowed_bytes'])} borrowed, {_bytes(weights['packed_bytes'])} packed"),
+            (
+                "weights",
+                f"{_bytes(weights['borrowed_bytes'])} borrowed, {_bytes(weights['packed_bytes'])} packed"
+                + (f", {_bytes(weights['quantised_bytes'])} as {d['precision']}" if weights["quantised_bytes"] else ""),
+            ),
             ("alpha", f"{d['alpha']:g}"),
         ]
 

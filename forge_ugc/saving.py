@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _core
+from . import _core, npu
 from .artefact import FORMAT, Memory, write
 from .capture import TensorMeta
 from .errors import ArtefactError
@@ -58,6 +58,7 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
             executable=False,
             pack=False,
             threads=model._options.threads,
+            host_precision=npu.host_precision(model._options.choice),
         )
         try:
             text, constants = program.portable()
@@ -84,6 +85,7 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
         "format": FORMAT,
         "forge_ugc": _core.VERSION,
         "torch": torch.__version__,
+        "precision": npu.host_precision(model._options.choice),
         "model": getattr(model._model, "__name__", type(model._model).__name__),
         **_signature(model),
         "outputs": outputs,

@@ -164,7 +164,7 @@ def test_report() -> None:
     report = program.report()
     assert set(report) == {
         "passes", "table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "pack_ms", "nodes_table",
-        "nodes_final", "alpha", "remarks", "buffers", "transitions", "placement", "packed_bytes",
+        "nodes_final", "alpha", "remarks", "buffers", "transitions", "placement", "packed_bytes", "quantised_bytes",
         "arena_bytes", "instructions", "npu_ms",
     }  # fmt: skip
     assert set(report["buffers"]) == {"virtual", "physical", "rho", "arena_bytes", "lower_bound_bytes"}

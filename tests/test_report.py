@@ -35,7 +35,7 @@ def test_keys(forge: forge_ugc.CompiledModel) -> None:
     assert b["rho"] == pytest.approx(1 - b["physical"] / b["virtual"])
     assert set(d["transitions"]) == {"before", "after"}
     assert sum(d["placement"].values()) == d["nodes_final"]
-    assert d["fallbacks"] == [] and set(d["weights"]) == {"borrowed_bytes", "packed_bytes"}
+    assert d["fallbacks"] == [] and set(d["weights"]) == {"borrowed_bytes", "packed_bytes", "quantised_bytes"}
     weights = sum(p.numel() * p.element_size() for p in forge._model.parameters())
     assert d["weights"]["borrowed_bytes"] == weights
     json.dumps(d)

@@ -40,7 +40,12 @@ typedef struct QuantisedKernels {
 } QuantisedKernels;
 const QuantisedKernels *quantised_kernels(void); /* the best for this machine */
 const QuantisedKernels *quantised_kernels_portable(void);
-const QuantisedKernels *quantised_kernels_avx2(void);   /* NULL where it was not compiled for AVX2 */
+const QuantisedKernels *quantised_kernels_avx2(void); /* NULL where it was not compiled for AVX2 */
+
+/* Quantises weight [n, k] (f32, f16 or bf16, any strides) into q and scales, as quantised_linear has them. group 0: a
+ * scale a row. `scratch`: quantise_scratch bytes. False where it has values that are not finite. quantise.c. */
+bool quantise_weight(const Tensor *weight, int bits, int64_t group, void *q, float *scales, Pool *pool, void *scratch);
+int64_t quantise_scratch(int64_t k, int threads);
 
 static inline int quantised_value(const Quantised *w, int64_t row, int64_t column) {
     const uint8_t *at = w->q + row * w->row_bytes;

@@ -53,8 +53,7 @@ static inline __attribute__((always_inline)) void add_8bit(const int m, const in
 }
 
 static inline __attribute__((always_inline)) void add_half(const int m, const int together, const __m256i *words,
-                                                           const float *x, int64_t x_row,
-                                                           __m256 s[QUANTISED_ROWS][4]) {
+                                                           const float *x, int64_t x_row, __m256 s[QUANTISED_ROWS][4]) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++)
 #pragma GCC unroll 4
@@ -207,9 +206,8 @@ static float largest(const float *from, int64_t n) {
     /* as integers, where NaN and infinity are the largest */
     for (; i + 32 <= n; i += 32)
         for (int t = 0; t < 4; t++)
-            most[t] = _mm256_castsi256_ps(
-                _mm256_max_epi32(_mm256_castps_si256(most[t]),
-                                 _mm256_castps_si256(v_abs(_mm256_loadu_ps(from + i + 8 * t)))));
+            most[t] = _mm256_castsi256_ps(_mm256_max_epi32(
+                _mm256_castps_si256(most[t]), _mm256_castps_si256(v_abs(_mm256_loadu_ps(from + i + 8 * t)))));
     for (; i < n; i += 8) {
         __m256 x = i + 8 <= n ? _mm256_loadu_ps(from + i) : _mm256_maskload_ps(from + i, v_tail((int)(n - i)));
         most[0] = _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(most[0]), _mm256_castps_si256(v_abs(x))));
@@ -258,8 +256,8 @@ static void quantise_4bit(const float *from, int64_t n, float scale, int64_t fir
         __m256i words = _mm256_setzero_si256();
 #pragma GCC unroll 4
         for (int j = 3; j >= 0; j--)
-            words = _mm256_or_si256(_mm256_slli_epi32(words, 4), _mm256_add_epi32(rounded(half + 8 * j, s, -8.0f, 7.0f),
-                                                                                  _mm256_set1_epi32(8)));
+            words = _mm256_or_si256(_mm256_slli_epi32(words, 4),
+                                    _mm256_add_epi32(rounded(half + 8 * j, s, -8.0f, 7.0f), _mm256_set1_epi32(8)));
         __m256i *block = (__m256i *)(void *)(to + first / QUANTISED_BLOCK * BLOCK_BYTES);
         if (first % QUANTISED_BLOCK) { /* the upper half, over the 8s that the lower one has put there */
             __m256i low = _mm256_and_si256(_mm256_loadu_si256(block), _mm256_set1_epi32(0xffff));

@@ -42,6 +42,9 @@ typedef struct ExecutorOptions {
     const Emulation *emulation; /* copied */
 } ExecutorOptions;
 
+/* Bytes aligned to 64 (large ones to huge pages), not zeroed; free() frees them. */
+MUST_USE Code memory_aligned(Context *ctx, size_t bytes, char **out);
+
 typedef struct Executor Executor;
 /* `ir` (scheduled and allocated), its graph, segments and backend are borrowed and must outlive the executor. Checks
  * that all is runnable; packs weights (timed by the caller) into memory of its own. */

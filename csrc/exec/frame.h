@@ -73,8 +73,6 @@ static inline void *address_or_nothing(const void *address, const void *nothing)
     return (void *)(uintptr_t)(address ? address : nothing);
 }
 
-/* Bytes aligned to 64 (large ones to huge pages), not zeroed; free() frees them. */
-MUST_USE Code memory_aligned(Context *ctx, size_t bytes, char **out);
 /* Points every argument that is a view of buffer `b` at it. */
 void bind_buffer(const Executor *e, Tensor *args, BufferId b, void *base);
 

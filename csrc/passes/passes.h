@@ -23,11 +23,27 @@ typedef struct Remarks {
     uint32_t count, capacity;
 } Remarks;
 
+/* A weight [N, K] that the pass `quantise` has replaced by constants `q` and `scales`, whose values are still to be
+ * made of it. */
+typedef struct Quantisation {
+    Tensor weight; /* data NULL: a shape only */
+    char *name;
+    int bits;
+    int64_t group;
+    uint32_t q, scales; /* indices of constants */
+} Quantisation;
+typedef struct Quantisations {
+    Quantisation *items;
+    uint32_t count, capacity;
+} Quantisations;
+
 typedef struct PassOptions {
     double alpha;             /* 0..1: how far operator fusion goes */
     int64_t fusion_limit;     /* most steps of an elementwise program (<= PROGRAM_MAX_STEPS) */
     bool fuse_layout;         /* layout pass may choose memory orders */
     int64_t fold_limit_bytes; /* largest literal that folding makes */
+    int weight_bits;          /* quantise: 8 or 4; 0: weights stay as they are */
+    int64_t weight_group;     /* quantise: columns that share a scale; 0: all */
 } PassOptions;
 void pass_options_default(PassOptions *options);
 
@@ -38,6 +54,7 @@ typedef struct PassContext {
     EvalFn eval; /* NULL: nothing is folded by value */
     void *eval_user;
     Remarks remarks;
+    Quantisations quantisations;
 } PassContext;
 MUST_USE Code remark_add(PassContext *pc, const char *pass, int32_t source, const char *format, ...) PRINTF_LIKE(4, 5);
 

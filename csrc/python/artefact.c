@@ -131,18 +131,19 @@ static bool read_constants(PyObject *sequence, ConstantData **out, size_t *count
 PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"text",      "constants",  "target",   "keep_text", "executable",      "pack",
                                "threads",   "keepalive",  "npu_mode", "device",    "precision",       "fold",
-                               "f32_types", "f32_border", "config",   "cache_dir", "fail_allocation", NULL};
+                               "f32_types", "f32_border", "config",   "cache_dir", "fail_allocation", "host_precision",
+                               NULL};
     ProgramArgs given;
     PyObject *sequence;
     const char *text;
     Py_ssize_t size;
     unsigned long long fail_allocation = 0;
     program_args_init(&given);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|$spppiOsOspppszK:load", keywords, &text, &size, &sequence,
-                                     &given.options.target, &given.keep_text, &given.executable, &given.pack,
-                                     &given.options.threads, &given.keepalive, &given.npu_mode, &given.device,
-                                     &given.precision, &given.fold, &given.f32_types, &given.f32_border,
-                                     &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "s#O|$spppiOsOspppszKs:load", keywords, &text, &size, &sequence, &given.options.target,
+            &given.keep_text, &given.executable, &given.pack, &given.options.threads, &given.keepalive, &given.npu_mode,
+            &given.device, &given.precision, &given.fold, &given.f32_types, &given.f32_border,
+            &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation, &given.host_precision))
         return NULL;
     const ModuleState *state = PyModule_GetState(module);
     ConstantData *constants;

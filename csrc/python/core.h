@@ -85,7 +85,7 @@ typedef struct ProgramArgs {
     CompileOptions options;
     int autotune, keep_text, executable, pack, fold, f32_types, f32_border;
     PyObject *keepalive, *device; /* borrowed */
-    const char *npu_mode, *precision;
+    const char *npu_mode, *precision, *host_precision;
 } ProgramArgs;
 void program_args_init(ProgramArgs *args);
 /* Completes args->options; false with an exception set. */

@@ -10,7 +10,8 @@ void program_args_init(ProgramArgs *args) {
                           .keepalive = Py_None,
                           .device = Py_None,
                           .npu_mode = "none",
-                          .precision = "fp16"};
+                          .precision = "fp16",
+                          .host_precision = "fp32"};
     compile_options_default(&args->options);
 }
 
@@ -44,9 +45,26 @@ static bool check_npu(const ModuleState *state, ProgramArgs *args) {
     return true;
 }
 
+/* Weights of products on the host. */
+static bool check_host(ProgramArgs *args) {
+    static const struct {
+        const char *name;
+        int bits;
+        int64_t group;
+    } known[] = {{"fp32", 0, 0}, {"w8", 8, 0}, {"w4", 4, 128}, {"w4g64", 4, 64}, {"w4g32", 4, 32}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(args->host_precision, known[i].name) != 0) continue;
+        args->options.weight_bits = known[i].bits;
+        args->options.weight_group = known[i].group;
+        return true;
+    }
+    PyErr_Format(PyExc_ValueError, "host_precision: want fp32, w8, w4, w4g64 or w4g32, got %s", args->host_precision);
+    return false;
+}
+
 bool program_args_check(const ModuleState *state, ProgramArgs *args) {
     CompileOptions *options = &args->options;
-    if (!check_npu(state, args)) return false;
+    if (!check_npu(state, args) || !check_host(args)) return false;
     options->autotune = args->autotune;
     options->keep_text = args->keep_text;
     options->executable = args->executable;

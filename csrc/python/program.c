@@ -26,11 +26,11 @@ PyObject *make_program(PyObject *module, Program *program, PyObject *keepalive) 
 }
 
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"nodes",    "values",    "constants",       "operands", "attrs",     "dims",
-                               "outputs",  "strings",   "sources",         "target",   "passes",    "alpha",
-                               "autotune", "keep_text", "executable",      "pack",     "threads",   "keepalive",
-                               "npu_mode", "device",    "precision",       "fold",     "f32_types", "f32_border",
-                               "config",   "cache_dir", "fail_allocation", NULL};
+    static char *keywords[] = {"nodes",    "values",    "constants",       "operands",       "attrs",     "dims",
+                               "outputs",  "strings",   "sources",         "target",         "passes",    "alpha",
+                               "autotune", "keep_text", "executable",      "pack",           "threads",   "keepalive",
+                               "npu_mode", "device",    "precision",       "fold",           "f32_types", "f32_border",
+                               "config",   "cache_dir", "fail_allocation", "host_precision", NULL};
     const ModuleState *state = PyModule_GetState(module);
     PyObject *table[TABLE_OBJECTS];
     ProgramArgs given;
@@ -38,11 +38,11 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     unsigned long long fail_allocation = 0;
     program_args_init(&given);
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszK:compile", keywords, &table[0], &table[1], &table[2], &table[3],
-            &table[4], &table[5], &table[6], &table[7], &table[8], &options->target, &options->passes, &options->alpha,
-            &given.autotune, &given.keep_text, &given.executable, &given.pack, &options->threads, &given.keepalive,
-            &given.npu_mode, &given.device, &given.precision, &given.fold, &given.f32_types, &given.f32_border,
-            &options->npu.config, &options->npu.cache_dir, &fail_allocation))
+            args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszKs:compile", keywords, &table[0], &table[1], &table[2],
+            &table[3], &table[4], &table[5], &table[6], &table[7], &table[8], &options->target, &options->passes,
+            &options->alpha, &given.autotune, &given.keep_text, &given.executable, &given.pack, &options->threads,
+            &given.keepalive, &given.npu_mode, &given.device, &given.precision, &given.fold, &given.f32_types,
+            &given.f32_border, &options->npu.config, &options->npu.cache_dir, &fail_allocation, &given.host_precision))
         return NULL;
     if (!program_args_check(state, &given)) return NULL;
 
@@ -330,6 +330,7 @@ static PyObject *program_report(PyObject *object, PyObject *unused) {
              Py_BuildValue("{s:I,s:I}", "before", (unsigned)p->schedule.transitions_before, "after",
                            (unsigned)p->schedule.transitions_after)) &&
          put(report, "placement", report_devices(p, false)) && put(report, "arena_bytes", report_devices(p, true)) &&
+         put(report, "quantised_bytes", PyLong_FromLongLong(p->quantised_bytes)) &&
          put(report, "packed_bytes", PyLong_FromLongLong(p->executor ? executor_packed_bytes(p->executor) : 0)) &&
          put(report, "instructions", report_instructions(p));
     if (!ok) Py_CLEAR(report);
