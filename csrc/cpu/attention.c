@@ -128,6 +128,18 @@ static bool load_mask(Part *p, int64_t first, int64_t count) {
     return true;
 }
 
+/* Widens `keys` by those that a row of the mask may see; without a mask, or with one that lies otherwise: all. */
+static void see_row(const Attention *at, int64_t b, int64_t head, int64_t query, int64_t end, AttentionKeys *keys) {
+    const Tensor *mask = at->mask;
+    const int64_t *strides = at->mask_strides;
+    if (!mask || strides[3] != 1 || (mask->dtype != DTYPE_BOOL && mask->dtype != DTYPE_F32)) {
+        *keys = (AttentionKeys){0, end, false};
+        return;
+    }
+    int64_t from = b * strides[0] + head * strides[1] + query * strides[2];
+    attention_see(keys, (const char *)mask->data + from * (int64_t)dtype_size(mask->dtype), mask->dtype, end);
+}
+
 /* c = a * b, or += with `add`, for panels of 16 columns that lie side by side in b. */
 static void product(const Attention *at, int64_t rows, int64_t k, const float *a, int64_t a_row, int64_t a_k,
                     const float *b, int64_t b_row, int64_t panels, float *c, int64_t c_row, bool add) {
@@ -145,21 +157,17 @@ static void product(const Attention *at, int64_t rows, int64_t k, const float *a
                               c + i * c_row + j * GEMM_COLS, c_row, add);
 }
 
-static void sweep_keys(Part *p) {
+/* Blocks of keys from `first` on, up to `end`. */
+static void sweep_blocks(Part *p, int64_t first, int64_t end) {
     const Attention *at = p->at;
     AttentionBlock *block = p->block;
     int64_t panels = (p->rows + GEMM_COLS - 1) / GEMM_COLS, columns = at->padded;
-    int64_t first_query = p->query, end_query = p->query + p->row_queries;
-    int64_t end = at->causal ? min_i64(at->keys, end_query) : at->keys;
-    for (int64_t r = 0; r < ROWS; r++) block->max[r] = -INFINITY, block->sum[r] = 0;
-    memset(p->out, 0, (size_t)(p->rows * columns) * sizeof(float));
-    block->masked = at->mask != NULL;
-    for (int64_t first = 0; first < end; first += KEYS) {
+    for (; first < end; first += KEYS) {
         int64_t count = min_i64(KEYS, end - first), k_row, v_row;
         if (at->mask && !load_mask(p, first, count)) continue;
         const float *k = load_rows(at->k, p, first, count, at->depth, p->keys, &k_row);
         product(at, count, at->depth, k, k_row, 1, p->q_columns, ROWS, panels, block->scores[0], ROWS, false);
-        block->causal = at->causal && first + count - 1 > first_query;
+        block->causal = at->causal && first + count - 1 > p->query;
         for (int64_t r = 0; block->causal && r < ROWS; r++) block->last[r] = (int32_t)(query_of(p, r) - first);
         at->softmax(block, p->rows, count, (float)at->scale);
         for (int64_t r = 0; r < p->rows; r++) {
@@ -169,6 +177,26 @@ static void sweep_keys(Part *p) {
         const float *v = load_rows(at->v, p, first, count, columns, p->values, &v_row);
         product(at, p->rows, count, block->scores[0], 1, ROWS, v, v_row, columns / GEMM_COLS, p->out, columns, true);
     }
+}
+
+static void sweep_keys(Part *p) {
+    const Attention *at = p->at;
+    AttentionBlock *block = p->block;
+    int64_t end = at->causal ? min_i64(at->keys, p->query + p->row_queries) : at->keys;
+    for (int64_t r = 0; r < ROWS; r++) block->max[r] = -INFINITY, block->sum[r] = 0;
+    memset(p->out, 0, (size_t)(p->rows * at->padded) * sizeof(float));
+    block->masked = at->mask != NULL;
+    AttentionKeys keys = {0, 0, false};
+    bool same = at->mask_strides[1] == 0 && at->mask_strides[2] == 0;
+    for (int64_t r = 0; r < (same ? 1 : p->rows); r++) see_row(at, p->b, head_of(p, r), query_of(p, r), end, &keys);
+    int64_t first = keys.first / KEYS * KEYS; /* the same blocks as without a mask */
+    sweep_blocks(p, first, keys.end);
+    if (!keys.low) return;
+    bool seen = true;
+    for (int64_t r = 0; r < p->rows; r++) seen &= block->max[r] > ATTENTION_SEEN;
+    if (seen) return;
+    if (keys.end > first) sweep_blocks(p, keys.end, end);
+    sweep_blocks(p, 0, keys.end > first ? first : end);
 }
 
 static void store_rows(const Part *p) {
@@ -213,25 +241,39 @@ static void run_part(void *arg, int64_t part, int thread) {
     store_rows(&p);
 }
 
-/* One query against all keys: scores in memory, three passes. For decoding, when few rows share a key head. */
+/* One query against keys [first, end): scores in memory, three passes. For decoding, when few rows share a key head.
+ * Returns the largest score. */
+static float weigh_keys(const Attention *at, int64_t b, int64_t h, int64_t s, int64_t first, int64_t end,
+                        float *weights, float *out, float *sum) {
+    const RowKernels *rows = row_kernels();
+    int64_t group = h / (at->heads / at->groups), count = end - first;
+    at->kernels->fill(weights, 0, count);
+    at->kernels->dots(1, (const float *)at->q->data + offset4(at->q, b, h, s), 0, count,
+                      (const float *)at->k->data + offset4(at->k, b, group, first), at->k->strides[2], at->depth,
+                      weights, 0);
+    at->kernels->scale(weights, weights, (float)at->scale, count);
+    const int64_t *strides = at->mask_strides;
+    int64_t from = b * strides[0] + h * strides[1] + s * strides[2] + first * strides[3];
+    for (int64_t t = 0; at->mask && t < count; t++) weights[t] += mask_value(at->mask, from + t * strides[3]);
+    float max = rows->max(weights, count);
+    *sum = rows->exp_sum(weights, weights, max == -INFINITY ? 0 : max, count);
+    at->average(out, weights, (const float *)at->v->data + offset4(at->v, b, group, first), at->v->strides[2], count,
+                at->width);
+    return max;
+}
+
 static void run_row(void *arg, int64_t part, int thread) {
     const Attention *at = arg;
-    const RowKernels *rows = row_kernels();
     int64_t s = part % at->queries, h = part / at->queries % at->heads, b = part / at->queries / at->heads;
-    int64_t group = h / (at->heads / at->groups), end = at->causal ? min_i64(at->keys, s + 1) : at->keys;
+    int64_t end = at->causal ? min_i64(at->keys, s + 1) : at->keys;
     float *weights = (float *)(void *)(at->scratch + at->scratch_bytes * thread),
-          *out = weights + round_up(at->keys, 16);
-    at->kernels->fill(weights, 0, end);
-    at->kernels->dots(1, (const float *)at->q->data + offset4(at->q, b, h, s), 0, end,
-                      (const float *)at->k->data + offset4(at->k, b, group, 0), at->k->strides[2], at->depth, weights,
-                      0);
-    at->kernels->scale(weights, weights, (float)at->scale, end);
-    int64_t from = b * at->mask_strides[0] + h * at->mask_strides[1] + s * at->mask_strides[2];
-    for (int64_t t = 0; at->mask && t < end; t++) weights[t] += mask_value(at->mask, from + t * at->mask_strides[3]);
-    float max = rows->max(weights, end);
-    float sum = rows->exp_sum(weights, weights, max == -INFINITY ? 0 : max, end);
-    at->average(out, weights, (const float *)at->v->data + offset4(at->v, b, group, 0), at->v->strides[2], end,
-                at->width);
+          *out = weights + round_up(at->keys, 16), sum = 0, max = -INFINITY;
+    AttentionKeys keys = {0, 0, false};
+    see_row(at, b, h, s, end, &keys);
+    keys.first = keys.first / 8 * 8; /* the same lanes as without a mask */
+    if (keys.end > keys.first) max = weigh_keys(at, b, h, s, keys.first, keys.end, weights, out, &sum);
+    if (keys.end <= keys.first) at->kernels->fill(out, 0, at->width);
+    if (keys.low && !(max > ATTENTION_SEEN)) weigh_keys(at, b, h, s, 0, end, weights, out, &sum);
     bool zero = sum == 0 && (at->safe || at->keys == 0);
     float *to = (float *)at->out->data + offset4(at->out, b, h, s);
     for (int64_t e = 0; e < at->width; e++) to[e * at->out->strides[3]] = zero ? 0.0f : out[e] / sum;

@@ -2,6 +2,7 @@
 #ifndef FORGE_CPU_ATTENTION_H
 #define FORGE_CPU_ATTENTION_H
 
+#include "base/dtype.h"
 #include "cpu/gemm_kernels.h"
 
 enum { ATTENTION_ROWS = 48, ATTENTION_KEYS = 96 }; /* a block: queries (3 panels of 16; 8 tiles of 6) and keys */
@@ -20,6 +21,20 @@ typedef struct AttentionBlock {
  * that has seen no key yet keeps weights of 0. */
 typedef void (*AttentionSoftmax)(AttentionBlock *block, int64_t rows, int64_t keys, float scale);
 AttentionSoftmax attention_softmax_avx2(void); /* NULL where it was not compiled for AVX2 */
+
+/* Keys [first, end) are all that some row of a mask may see: the others are not read, whatever lies there, as in a
+ * static cache beyond its valid length. Their weights are 0 for certain where the mask is false or -inf. `low`: some of
+ * them are hidden by a number below ATTENTION_LOW instead, such as the least of f32: these have weight 0 for rows with
+ * a maximum above ATTENTION_SEEN, as no product reaches the difference; a row that sees nothing weighs them all. */
+typedef struct AttentionKeys {
+    int64_t first, end;
+    bool low;
+} AttentionKeys;
+#define ATTENTION_LOW (-1e38f)
+#define ATTENTION_SEEN (-1e37f)
+/* Narrows `keys` by the mask of a row, which begins at `row`, contiguous, bool or f32; *keys starts with end < first.
+ * `end`: keys that there are. */
+void attention_see(AttentionKeys *keys, const void *row, DType dtype, int64_t end);
 
 /* out = sum of weights[t] * v[t], rows of v `row` apart: for one query, where the tiles of a block would be mostly
  * empty. */
