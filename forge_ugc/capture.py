@@ -147,6 +147,7 @@ def meta_of(value: Any) -> Any:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor)
+PURE = ("torchao", "quantized_decomposed")  # namespaces whose operators do nothing but compute their results
 
 # --- torch.export ---------------------------------------------------------------------------------------------------
 
@@ -324,6 +325,13 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _takes_apart(node: torch.fx.Node) -> bool:
+    """Whether a call names one of the tensors that a tensor (quantised weights) is made of."""
+    return getattr(node.target, "name", None) is not None and str(node.target).startswith(
+        "export.access_subclass_inner_tensor"
+    )
+
+
 def _calls(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     for module in graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -360,6 +368,7 @@ class _Reader:
         self.program, self.signature, self.owner, self.prefix = program, signature, owner, prefix
         self.nodes: list[Node] = []
         self.slots: dict[int, Slot] = {}
+        self.parts: dict[torch.fx.Node, Slot] = {}  # state that is made of tensors, and is taken apart
 
     def read(self, watch: Watch | None) -> Captured:
         program = self.program
@@ -377,9 +386,15 @@ class _Reader:
             elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
                 name = spec.target
                 entry = Node(node.name, Kind.STATE if kind != "CONSTANT_TENSOR" else Kind.CONSTANT, name)
-                self.slots[index] = find_slot(program, self.owner, name, self.prefix)
+                slot = find_slot(program, self.owner, name, self.prefix)
                 entry.meta = meta_of(node.meta["val"])
                 by_name[name] = index
+                if any(map(_takes_apart, node.users)):
+                    self.parts[node] = slot
+                if self.parts.get(node) is slot and all(map(_takes_apart, node.users)):
+                    entry.kind, entry.target = Kind.OBJECT, None
+                else:
+                    self.slots[index] = slot
             elif kind == "CUSTOM_OBJ":
                 entry = Node(node.name, Kind.OBJECT, program.constants.get(spec.target))
             else:
@@ -441,6 +456,8 @@ class _Reader:
                 env[node] = self._inline(module, env, node.args[4], node.args[5:], region)
             elif node.target is operator.getitem and isinstance(env.get(node.args[0]), tuple):
                 env[node] = env[node.args[0]][node.args[1]]
+            elif _takes_apart(node) and node.args[0] in self.parts:
+                env[node] = self._part(node)
             else:
                 self._call(node, convert, autocast)
                 env[node] = Ref(len(self.nodes) - 1)
@@ -454,6 +471,18 @@ class _Reader:
         actual = [env[a] if isinstance(a, torch.fx.Node) else a for a in args]
         result = self._block(inner, dict(zip(formal, actual, strict=True)), autocast)
         return tuple(result) if isinstance(result, (list, tuple)) else (result,)
+
+    def _part(self, node: torch.fx.Node) -> Ref:
+        """One of the tensors that a weight is made of, as state of its own."""
+        slot = self.parts[node.args[0]].part(str(node.args[1]))  # type: ignore[index]
+        if any(map(_takes_apart, node.users)):
+            self.parts[node] = slot
+        known = next((i for i, s in self.slots.items() if s.place == slot.place), None)
+        if known is None:
+            known = len(self.nodes)
+            self.nodes.append(Node(node.name, Kind.STATE, slot.name, meta=meta_of(slot.tensor())))
+            self.slots[known] = slot
+        return Ref(known)
 
     def _call(self, node: torch.fx.Node, convert: Callable[[Any], Any], autocast: Any) -> None:
         meta = meta_of(node.meta["val"]) if "val" in node.meta else None

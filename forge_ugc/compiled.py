@@ -145,7 +145,7 @@ class CompiledModel:
         self._warned_grad = False
         self._read_inputs(captured)
         written = {w.writes for w in captured.writes}
-        slots = {(id(s.where), s.key): s for i, s in captured.slots.items() if i not in written}
+        slots = {s.place: s for i, s in captured.slots.items() if i not in written}
         self._watcher = Watcher(list(slots.values()))
         self._structure = Structure(model)
         nodes = [captured.nodes[i] for i in written if i is not None]
@@ -259,8 +259,8 @@ class CompiledModel:
     def _check_apart(self, leaves: list[Any], state: list[Slot], error: type[Exception]) -> None:
         """Raises `error` where a tensor that forward() writes shares memory with another input or one of `state`."""
         written, paths = self._written_leaves, self._signature.paths
-        own = {(id(s.where), s.key) for s in self._written_slots}
-        others = [(s.name, s.tensor()) for s in state if (id(s.where), s.key) not in own]
+        own = {s.place for s in self._written_slots}
+        others = [(s.name, s.tensor()) for s in state if s.place not in own]
         pair = written_overlap(
             [(paths[i], leaves[i]) for i in written] + [(s.name, s.tensor()) for s in self._written_slots],
             [(paths[i], leaves[i]) for i, _, _ in self._tensors if i not in written] + others,
@@ -546,7 +546,7 @@ def _place(where: int | Slot, leaves: list[Any]) -> torch.Tensor:
 
 
 def _identity(where: int | Slot) -> Any:
-    return (id(where.where), where.key) if isinstance(where, Slot) else where
+    return where.place if isinstance(where, Slot) else where
 
 
 def _acceptable(value: Any) -> bool:

@@ -25,10 +25,10 @@ from .capture import Captured, Kind, Node, Output, Ref, capture_export
 from .containers import Watch
 from .residue import evict, holders
 from .signature import Signature
-from .state import Slot
+from .state import Slot, parts_of
 
 try:
-    from .record import Functions, Recorder, Symbol
+    from .record import Functions, Recorder, Symbol, made_of_tensors
     from .record_rules import Unsupported
 
     _MISSING = ""
@@ -147,9 +147,16 @@ def _state(model: Any) -> tuple[dict[int, tuple[Kind, Slot]], list[torch.Tensor]
         for where, kind in tables:
             for key, value in where.items():
                 if isinstance(value, torch.Tensor) and id(value) not in places:
-                    places[id(value)] = (kind, Slot(f"{prefix}.{key}" if prefix else key, where, key))
-                    keep.append(value)
+                    _place(places, keep, value, kind, Slot(f"{prefix}.{key}" if prefix else key, where, key))
     return places, keep
+
+
+def _place(places: dict[int, tuple[Kind, Slot]], keep: list[torch.Tensor], value: Any, kind: Kind, slot: Slot) -> None:
+    places[id(value)] = (kind, slot)
+    keep.append(value)
+    if made_of_tensors(type(value)):
+        for name in parts_of(value)[0]:
+            _place(places, keep, getattr(value, name), kind, slot.part(name))
 
 
 # --- recording --------------------------------------------------------------------------------------------------------

@@ -31,12 +31,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .capture import Kind, Node, Ref, TensorMeta
 from .errors import _OWN_DIR, _TORCH_DIR, known_source
 from .record_rules import LIFT, Outcome, Rule, Type, Unsupported, outcome_of, rule_of
-from .state import Slot
+from .state import Slot, parts_of
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MAX_CONSTANTS = 64 << 20  # bytes; more would be copied than is worth it
+_MADE_OF_TENSORS = ("torchao",)  # packages whose tensors made of tensors do nothing but call operators on these
 
 
 class Memory:
@@ -118,11 +119,23 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             with torch._C.DisableTorchFunction():  # not every call comes through Functions
+                for kind in types:
+                    if kind is not Symbol and made_of_tensors(kind):
+                        return self._by_parts(kind, func, types, args, kwargs or {})
                 return self.call(func, args, kwargs or {})
         except Unsupported as error:
             if self.failure is None:
                 self.failure = error
             raise
+
+    def _by_parts(self, kind: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call on a tensor made of tensors: its class says which calls on these it is."""
+        given = [self._mapped(a) for a in args]
+        named = {k: self._mapped(a) for k, a in kwargs.items()}
+        if func is aten.detach.default and len(given) == 1:
+            return given[0]
+        with self:
+            return kind.__torch_dispatch__(func, types, tuple(given), named)
 
     # --- leaves -----------------------------------------------------------------------------------------------------
 
@@ -154,9 +167,13 @@ class Recorder(TorchDispatchMode):
         if self.made.get(key) is tensor:
             return tensor
         place = self.state.get(key)
-        if place is not None:
+        if place is not None and made_of_tensors(type(tensor)):
+            made = self._assembled(tensor)
+        elif place is not None:
             made = self.leaf(tensor, place[0], place[1].name, place[1])
         else:
+            if made_of_tensors(type(tensor)):
+                return tensor  # made while recording, of tensors that are looked at one by one
             if isinstance(tensor, torch._subclasses.FakeTensor):
                 return tensor
             if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -172,6 +189,15 @@ class Recorder(TorchDispatchMode):
             with _disable_current_modes(), torch.no_grad():
                 self.foreign.append((tensor, tensor.detach().clone()))
         self.known[key] = made
+        return made
+
+    def _assembled(self, tensor: Any) -> Any:
+        """The same tensor made of Symbols."""
+        names, others = parts_of(tensor)
+        parts = {name: self.symbol(getattr(tensor, name)) for name in names}
+        made = type(tensor).__tensor_unflatten__(parts, others, tensor.size(), tensor.stride())
+        if isinstance(tensor, torch.nn.Parameter):
+            made._is_param = True
         return made
 
     def constant(self, tensor: torch.Tensor) -> int:
@@ -335,6 +361,12 @@ class Recorder(TorchDispatchMode):
         return target
 
 
+@functools.cache
+def made_of_tensors(kind: Any) -> bool:
+    """Whether a class is of tensors that consist of others (quantised weights), and is taken apart."""
+    return hasattr(kind, "__tensor_flatten__") and kind.__module__.partition(".")[0] in _MADE_OF_TENSORS
+
+
 def _any_symbol(values: Any) -> bool:
     return any(type(v) is Symbol or (type(v) is list and _any_symbol(v)) for v in values)
 
@@ -430,12 +462,15 @@ class Functions(TorchFunctionMode):
         return value
 
 
+_SIMPLE = (torch.Tensor, int, float, bool, str, type(None))
+
+
 def _has_symbol(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(type(v) is Symbol or (isinstance(v, (list, tuple, dict)) and _has_symbol(v)) for v in value)
+        return any(type(v) is Symbol or (type(v) not in _SIMPLE and _has_symbol(v)) for v in value)
     if isinstance(value, dict):
         return _has_symbol(list(value.values()))
-    return type(value) is Symbol
+    return type(value) is Symbol or made_of_tensors(type(value))
 
 
 # --- source lines -----------------------------------------------------------------------------------------------------

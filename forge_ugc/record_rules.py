@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .capture import PURE
 from .lowering.registry import CUSTOM_RULES
 
 aten = torch.ops.aten
@@ -67,7 +68,10 @@ def rule_of(func: Any) -> Rule:
     name = schema.name.partition("::")[2]
     random = torch.Tag.nondeterministic_seeded in tags
     if func.namespace not in ("aten", "prims"):
-        return Rule() if func.name() in CUSTOM_RULES else Rule("custom operator", random=True)
+        if func.name() in CUSTOM_RULES:
+            return Rule()
+        if func.namespace not in PURE or schema.is_mutable:
+            return Rule("custom operator", random=True)
     if name in _VALUE or torch.Tag.data_dependent_output in tags:
         return Rule("value known at run time only")
     if name in _MEMORY:

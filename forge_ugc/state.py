@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from typing import Any, NamedTuple
@@ -16,14 +17,36 @@ class Slot(NamedTuple):
     where: dict[str, Any]
     key: str
     constant: bool = False  # not reachable from the model: lifted by capture
+    inner: tuple[str, ...] = ()  # attributes that lead from a tensor made of tensors to the one that is meant
 
-    def tensor(self) -> torch.Tensor:
+    @property
+    def place(self) -> tuple[int, str, tuple[str, ...]]:
+        """The same for slots that mean the same tensor."""
+        return (id(self.where), self.key, self.inner)
+
+    def outer(self) -> torch.Tensor:
+        """What lies in the place itself."""
         value = self.where.get(self.key)
         if not isinstance(value, torch.Tensor):
             raise RuntimeError(
                 f"parameter or buffer {self.name!r} was removed after compiling; compile the model again"
             )
         return value
+
+    def tensor(self) -> torch.Tensor:
+        value = self.outer()
+        for name in self.inner:
+            value = getattr(value, name, None)  # type: ignore[assignment]
+            if not isinstance(value, torch.Tensor):
+                raise self.another_kind()
+        return value
+
+    def another_kind(self) -> RuntimeError:
+        return RuntimeError(f"{self.name!r} is of another kind than when it was compiled; compile the model again")
+
+    def part(self, name: str) -> Slot:
+        """The place of the tensor that attribute `name` of this one's is."""
+        return self._replace(name=f"{self.name}.{name}", inner=(*self.inner, name))
 
 
 def find_slot(program: torch.export.ExportedProgram, owner: Any, name: str, prefix: str) -> Slot:
@@ -54,11 +77,16 @@ class Watcher:
     def __init__(self, slots: list[Slot]) -> None:
         self.slots = slots
         self._where = [(slot.where, slot.key) for slot in slots]
+        self._inner = [(i, slot.inner) for i, slot in enumerate(slots) if slot.inner]
+        self._makes = [_make(slot) for slot in slots]
         self.take()
 
     def take(self) -> None:
-        """Remembers the state as it is now."""
+        """Remembers the state as it is now. RuntimeError if a tensor made of tensors is of another make."""
         tensors = [slot.tensor() for slot in self.slots]
+        for i, _ in self._inner:
+            if _make(self.slots[i]) != self._makes[i]:
+                raise self.slots[i].another_kind()
         counted = [i for i, t in enumerate(tensors) if not t.is_inference()]
         # what has no memory of its own that can be addressed (sparse, subclasses) is watched by identity and version
         addressed = [i for i, t in enumerate(tensors) if has_memory(t)]
@@ -72,7 +100,9 @@ class Watcher:
         """Whether anything differs from what `take` saw. A few tens of nanoseconds a tensor."""
         try:
             tensors = [where[key] for where, key in self._where]
-        except KeyError:
+            for i, path in self._inner:
+                tensors[i] = functools.reduce(getattr, path, tensors[i])
+        except (KeyError, AttributeError):
             return True
         if not all(map(operator.is_, tensors, self._tensors)):
             return True
@@ -81,6 +111,21 @@ class Watcher:
         return [tensors[i]._version for i in self._counted] != self._versions or [
             tensors[i].data_ptr() for i in self._addressed
         ] != self._pointers
+
+
+def _make(slot: Slot) -> Any:
+    """What is fixed of the tensors that lead to a slot's: classes and attributes that are no tensors."""
+    value, makes = slot.where.get(slot.key), []
+    for name in slot.inner:
+        makes.append((type(value), parts_of(value)))
+        value = getattr(value, name, None)
+    return makes
+
+
+def parts_of(tensor: Any) -> tuple[list[str], Any]:
+    """Attributes of a tensor that is made of tensors: the names of those that are tensors, and all the others."""
+    names, others = tensor.__tensor_flatten__()
+    return list(names), others
 
 
 class Structure:

@@ -22,7 +22,8 @@ const Pass *pass_find(const char *name, size_t length) {
 }
 
 void pass_options_default(PassOptions *options) {
-    *options = (PassOptions){.alpha = 1.0, .fusion_limit = 24, .fuse_layout = true, .fold_limit_bytes = 64 << 20};
+    *options = (PassOptions){
+        .alpha = 1.0, .fusion_limit = 24, .fuse_layout = true, .fold_limit_bytes = 64 << 20, .quantised = true};
 }
 
 /* Equal remarks come close together, so only the last ones are compared: the list stays linear in the graph's size. */

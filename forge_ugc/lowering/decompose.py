@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ..capture import Kind, Node, Ref, meta_of
+from ..capture import PURE, Kind, Node, Ref, meta_of
 from ..table import Value
 from .emitter import Emitter
 from .registry import Decline
@@ -33,7 +33,7 @@ def decompose(
 ) -> list[Any]:
     """Emits `target` through its decomposition and returns its results. Decline if it has none, or one that is long."""
     name = target._schema.name.partition("::")[2]
-    if name in _KEEP_WHOLE or target.namespace != "aten" or b.depth > 3:
+    if name in _KEEP_WHOLE or target.namespace not in ("aten", *PURE) or b.depth > 3:
         raise Decline("kept whole")
     nodes, outputs, constants = _trace(target, *_key((args, kwargs)))
     inputs = list(_values((args, kwargs)))
@@ -105,8 +105,12 @@ def _trace(target: Any, key: Any) -> tuple[list[Node], list[Any], list[torch.Ten
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    keys = torch._C.DispatchKey
+    composite = target.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd)
     function = target.decompose if composite else _table().get(target)
+    explicit = keys.CompositeExplicitAutograd
+    if target.namespace in PURE and not composite and target.has_kernel_for_dispatch_key(explicit):
+        function = functools.partial(target._op_dk, explicit)  # written in Python
     if function is None:
         raise Decline("no decomposition")
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -68,6 +68,11 @@ def _grouped_mm(
     return b.op("grouped_matmul", [x, weight, offs], x.dtype, (x.shape[0], weight.shape[2]))
 
 
+@lowers("_int_mm")
+def _int_mm(b: Emitter, x: Value, y: Value) -> Value:
+    return b.matmul(b.cast(x, torch.int32), b.cast(y, torch.int32))
+
+
 @lowers("addmm", "baddbmm", "addmv")
 def _addmm(b: Emitter, x: Value, m1: Value, m2: Value, *, beta: Any = 1, alpha: Any = 1, **other: Any) -> Value:
     if other:
