@@ -23,6 +23,7 @@ from .compiled import CompiledModel, Options
 from .containers import check_cache, register_caches, register_dataclasses
 from .errors import CompileError, FallbackWarning
 from .fastcapture import Unsupported, capture_fast, count_exported
+from .pause import collector_paused
 from .report import Report
 
 
@@ -185,7 +186,8 @@ def _capture(
     captured, declined = None, ""
     if capture == "auto":
         try:
-            captured = capture_fast(model, args, kwargs, dynamic_shapes)
+            with collector_paused():
+                captured = capture_fast(model, args, kwargs, dynamic_shapes)
         except Unsupported as reason:
             declined = str(reason)
     if captured is None:

@@ -166,9 +166,10 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is plain strided memory (or meta), not sparse, quantised or a wrapper subclass."""
+    plain = type(tensor) is torch.nn.Parameter or type(tensor) is torch.Tensor
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized
         and not tensor.is_nested
-        and not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+        and (plain or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
     )

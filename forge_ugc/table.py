@@ -32,13 +32,14 @@ _TORCH_DTYPES = {
     "object": OBJECT,
 }
 DTYPE_NUMBERS: dict[DType, int] = {_TORCH_DTYPES[name]: i for i, (name, _, _) in enumerate(_core.dtypes())}
+_DTYPES = [_TORCH_DTYPES[name] for name, _, _ in _core.dtypes()]
 MAX_RANK: int = _core.MAX_RANK
 _OPS = {info["name"]: info for info in _core.ops()}
 _NAMES = {info["id"]: name for name, info in _OPS.items()}
 STATE, LITERAL = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # never written; frozen ones take three times as long to make
 class Value:
     """A value of the table. `shape` is () for objects."""
 
@@ -81,9 +82,9 @@ class TableBuilder:
     """Appends nodes, values and constants; `finish` makes the arrays."""
 
     def __init__(self) -> None:
-        self._nodes: list[tuple[int, int, int, int, int, int, int]] = []
-        self._values: list[tuple[int, int, int]] = []
-        self._operands: list[int] = []
+        self.nodes: list[tuple[int, int, int, int, int, int, int]] = []
+        self.values: list[tuple[int, int, int]] = []
+        self.operands: list[int] = []
         self._attrs: list[int] = []
         self._dims: list[int] = []
         self._constants: list[tuple[int, int, int, int, int, int]] = []
@@ -113,7 +114,7 @@ class TableBuilder:
         self.source = index
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return (self._nodes, self._values, self._operands, self._attrs, self._dims, self._constants, self._keepalive)
+        return (self.nodes, self.values, self.operands, self._attrs, self._dims, self._constants, self._keepalive)
 
     def mark(self) -> Mark:
         return Mark(tuple(map(len, self._lists())))
@@ -122,7 +123,16 @@ class TableBuilder:
         """Forgets everything since `mark`."""
         for items, size in zip(self._lists(), mark.sizes, strict=True):
             del items[size:]
-        self._constant_values = {k: v for k, v in self._constant_values.items() if v.id < len(self._values)}
+        self._constant_values = {k: v for k, v in self._constant_values.items() if v.id < len(self.values)}
+
+    def sizes(self) -> tuple[int, ...]:
+        """How many nodes, values, constants and strings there are."""
+        return len(self.nodes), len(self.values), len(self._constants), len(self._strings)
+
+    def type_of(self, row: tuple[int, int, int]) -> tuple[DType, tuple[int, ...]]:
+        """(dtype, shape) of a row of `values`."""
+        number, rank, first = row
+        return _DTYPES[number], tuple(self._dims[first : first + rank])
 
     # --- nodes ----------------------------------------------------------------------------------------------------
 
@@ -131,19 +141,19 @@ class TableBuilder:
     ) -> tuple[Value, ...]:
         """Appends a node; attributes that are left out are zero, none or empty."""
         info = _OPS[op]
-        first_operand, first_attr = len(self._operands), len(self._attrs)
+        first_operand, first_attr = len(self.operands), len(self._attrs)
         for operand in operands:
-            self._operands.append(_core.VALUE_NONE if operand is None else operand.id)
+            self.operands.append(_core.VALUE_NONE if operand is None else operand.id)
         for name, kind in info["attrs"]:
             self._attr(kind, attrs.pop(name, None))
         if attrs:
             raise CompileError(f"internal error: operator {op} has no attribute {sorted(attrs)}")
         out = []
         for dtype, shape in results:
-            value = Value(len(self._values), dtype, tuple(shape))
-            self._values.append((DTYPE_NUMBERS[dtype], len(value.shape), self._shape(value.shape)))
+            value = Value(len(self.values), dtype, tuple(shape))
+            self.values.append((DTYPE_NUMBERS[dtype], len(value.shape), self._shape(value.shape)))
             out.append(value)
-        self._nodes.append(
+        self.nodes.append(
             (info["id"], len(out), first_operand, len(operands), first_attr, len(self._attrs) - first_attr, self.source)
         )
         return tuple(out)
@@ -160,8 +170,9 @@ class TableBuilder:
 
     def constant(self, tensor: torch.Tensor, name: str = "", kind: int = LITERAL) -> Value:
         """A constant that borrows `tensor`'s memory: the same memory seen the same way is one constant."""
-        tensor = tensor.detach()
-        meta = tensor.device.type == "meta"
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        meta = tensor.is_meta
         data = 0 if meta else tensor.data_ptr()
         key = (data if not meta else name, tensor.dtype, tensor.shape, tensor.stride(), kind)
         found = self._constant_values.get(key) if tensor.numel() else None
@@ -214,10 +225,10 @@ class TableBuilder:
         types = {name: np.dtype(fields) for name, fields in _core.TABLE_DTYPES.items()}
         nodes = _columns(
             types["nodes"],
-            self._nodes,
+            self.nodes,
             ("op", "n_results", "first_operand", "n_operands", "first_attr", "n_attr_words", "source"),
         )
-        values = _columns(types["values"], self._values, ("dtype", "rank", "first_dim"))
+        values = _columns(types["values"], self.values, ("dtype", "rank", "first_dim"))
         constants = _columns(
             types["constants"], self._constants, ("data", "dtype", "rank", "kind", "first_dim", "name")
         )
@@ -225,7 +236,7 @@ class TableBuilder:
             "nodes": nodes,
             "values": values,
             "constants": constants,
-            "operands": np.array(self._operands, np.uint32),
+            "operands": np.array(self.operands, np.uint32),
             "attrs": np.array(self._attrs, np.int64),
             "dims": np.array(self._dims, np.int64),
             "outputs": np.array([v.id for v in outputs], np.uint32),

@@ -15,6 +15,7 @@ import torch
 from ..capture import Captured, Kind, Node, Ref, TensorMeta
 from ..errors import CompileError, FallbackError
 from ..host import Arg, HostCall
+from ..pause import collector_paused
 from ..specialise import Symbols, Unbacked
 from ..state import Slot, has_memory
 from ..table import DTYPE_NUMBERS, LITERAL, MAX_RANK, OBJECT, STATE, Table, Value
@@ -23,6 +24,7 @@ from .autocast import autocast_arguments
 from .decompose import decompose
 from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
+from .recipe import NoForm, Recipe, form_of, same_operands
 from .registry import Decline, rule_of
 
 __all__ = [
@@ -79,7 +81,8 @@ def lower(captured: Captured, symbols: Symbols, strict: bool = False, aliases: b
 
     aliases: as for plan_outputs.
     """
-    return _Lowering(captured, symbols).run(strict, aliases)
+    with collector_paused():
+        return _Lowering(captured, symbols).run(strict, aliases)
 
 
 def lower_all(captured: Captured, symbols: Symbols) -> tuple[Lowered, list[Node]]:
@@ -108,6 +111,7 @@ class _Lowering:
         self.hosts: list[HostCall] = []
         self.fallbacks: dict[tuple[str, str], Fallback] = {}
         self.used, self.parts = _uses(captured)
+        self.recipes: dict[Any, Recipe] = {}
 
     def run(self, strict: bool, aliases: bool = True) -> Lowered:
         written = {w.writes for w in self.captured.writes}
@@ -150,7 +154,6 @@ class _Lowering:
             raise CompileError(
                 f"{slot.name!r} has another shape or dtype than when it was captured; compile the model again"
             )
-        tensor = tensor.detach()
         if tensor.is_neg() or tensor.is_conj():
             tensor = tensor.resolve_neg().resolve_conj()
         return self.b.constant(tensor, slot.name, LITERAL if slot.constant else STATE)
@@ -165,7 +168,10 @@ class _Lowering:
     # --- types ------------------------------------------------------------------------------------------------------
 
     def shape(self, meta: TensorMeta) -> tuple[int, ...]:
-        return tuple(self.symbols.size(s) for s in meta.shape)
+        for size in meta.shape:
+            if type(size) is not int:
+                return tuple(map(self.symbols.size, meta.shape))
+        return tuple(meta.shape)
 
     def carried(self, meta: Any) -> bool:
         """Whether C has tensors of this type and the sizes are known before the call."""
@@ -199,6 +205,37 @@ class _Lowering:
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def call(self, i: int, node: Node) -> Any:
+        """As `call_by_itself`, from a recipe where the same was lowered before."""
+        if node.target is operator.getitem:
+            return self.call_by_itself(i, node)
+        operands: list[Value] = []
+        try:
+            key: Any = [form_of(a, self.env, operands) for a in node.args]
+            for name, value in node.kwargs.items():
+                key += (name, form_of(value, self.env, operands))
+            used = self.parts.get(i)
+            key = (
+                id(node.target),
+                node.meta,
+                node.autocast,
+                None if used is None else frozenset(used),
+                same_operands(operands),
+                *key,
+            )
+            recipe = self.recipes.get(key)
+        except (NoForm, TypeError):  # TypeError: symbolic sizes have no hash
+            return self.call_by_itself(i, node)
+        if recipe is not None:
+            return recipe.emit(self.b, operands)
+        before, hosts = self.b.sizes(), len(self.hosts)
+        result = self.call_by_itself(i, node)
+        if isinstance(node.target, torch._ops.OpOverload) and len(self.hosts) == hosts:
+            recipe = Recipe.of(self.b, before, operands, result)
+            if recipe is not None:
+                self.recipes[key] = recipe
+        return result
+
+    def call_by_itself(self, i: int, node: Node) -> Any:
         if node.target in _DROP:
             return None
         if node.meta is not None and not isinstance(node.meta, (TensorMeta, tuple)):
@@ -381,9 +418,15 @@ def _uses(captured: Captured) -> tuple[set[int], dict[int, set[int]]]:
             parts.setdefault(node.args[0].index, set()).add(node.args[1])
             used.add(node.args[0].index)
             continue
-        for ref in captured.refs((node.args, node.kwargs)):
-            used.add(ref)
-            whole.add(ref)
+        for value in node.args:
+            kind = type(value)
+            if kind is Ref:
+                whole.add(value.index)
+            elif kind in (list, tuple, dict, slice):
+                whole.update(captured.refs(value))
+        if node.kwargs:
+            whole.update(captured.refs(node.kwargs))
+    used |= whole
     for output in (*captured.outputs, *captured.writes):
         for ref in captured.refs(output.value):
             used.add(ref)
