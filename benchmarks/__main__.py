@@ -86,7 +86,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def settings_of(given: argparse.Namespace) -> Settings:
     plan = QUICK if given.quick else Plan(turns=given.turns, calls=given.calls, sequences=given.sequences)
     if given.budget and not given.quick:
-        plan = Plan(turns=given.turns, calls=given.calls, sequences=min(given.sequences, 2), energy_s=1.0, call_s=60.0)
+        plan = Plan(turns=given.turns, calls=given.calls, sequences=min(given.sequences, 2), energy_s=1.0, call_s=45.0)
     layers = 2 if given.quick and given.layers is None else given.layers
     seq = min(given.seq, 32) if given.quick else given.seq
     return Settings(given.models, given.systems, layers, seq, given.threads, plan, given.quick, bool(given.budget))

@@ -23,6 +23,8 @@ ABLATED = ("attention_fusion", "operator_fusion", "layout")
 SWEEP = ("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")
 RUNS = 10  # of the variance table
 LARGE_GB = 3.0  # weights of which a machine does not hold many copies
+SMALL_GB = 1.0  # with --budget: larger models meet the paper's systems and eager only
+HEADLINE = ("gpt2", "qwen2", "granite", "llama1b")  # with --budget these come first, in this order
 SHAPES_ONLY = ("llama8b",)  # 32 GB of weights
 
 
@@ -35,7 +37,7 @@ class Settings:
     threads: int = 1
     plan: Plan = field(default_factory=Plan)
     quick: bool = False
-    brief: bool = False  # with --budget: large models meet the paper's systems only
+    brief: bool = False  # with --budget
 
     def subject(self, model: str, **changes: Any) -> Subject:
         return Subject(model, self.layers, seq=self.seq, **changes)
@@ -86,7 +88,10 @@ class Job:
 def compiling(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """benchmarks.compiling in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.compiling", kind, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=session.PATIENCE_S)
+    except subprocess.TimeoutExpired as error:
+        raise session.WorkerError(f"no answer within {session.PATIENCE_S:.0f} s") from error
     if done.returncode != 0 or not done.stdout.strip():
         last = done.stderr.strip().splitlines()[-1:]
         raise session.WorkerError(f"exit status {done.returncode}: {''.join(last)[:300]}")
@@ -129,7 +134,7 @@ def _compile_estimate(subject: Subject, name: str) -> float:
 def main_session(s: Settings, model: str) -> Job:
     """All systems on one model: compile time, memory, fidelity, latency, energy."""
     systems = s.systems
-    if s.brief and s.subject(model).gigabytes > LARGE_GB:
+    if s.brief and s.subject(model).gigabytes > SMALL_GB:
         systems = tuple(n for n in systems if n not in ("inductor", "openvino-default"))
     return _session(s, s.subject(model), systems, f"{MODELS[model].label}: all systems")
 
@@ -143,24 +148,39 @@ def glue_session(s: Settings, model: str) -> Job:
 def ablation_session(s: Settings, model: str) -> Job:
     """Forge with each fusion left out, on attention that is written out."""
     systems = ["forge", *(f"forge:without={name}" for name in ABLATED)]
-    return _session(s, s.subject(model, attention="eager"), systems, f"{MODELS[model].label}: without each fusion")
+    title = f"{MODELS[model].label}: without each fusion"
+    return _session(s, s.subject(model, attention="eager"), systems, title, _variants(s))
+
+
+def _variants(s: Settings) -> Plan:
+    """How much Forge's variants are measured."""
+    return replace(s.plan, call_s=30.0, sequences=0, exact=False, energy_s=0.0) if s.brief else s.plan
 
 
 def alpha_session(s: Settings, model: str) -> Job:
     systems = ["forge", *(f"forge:alpha={alpha}" for alpha in SWEEP)]
-    return _session(s, s.subject(model), systems, f"{MODELS[model].label}: alpha sweep")
+    return _session(s, s.subject(model), systems, f"{MODELS[model].label}: alpha sweep", _variants(s))
 
 
 def encoder_session(s: Settings, model: str, seq: int, batch: int) -> Job:
     subject = Subject(model, s.layers, batch=batch, seq=seq)
     systems = [n for n in s.systems if n not in ("openvino-default", "inductor")]
-    return _session(s, subject, systems, f"{MODELS[model].label}: {batch} x {seq}")
+    plan = replace(s.plan, call_s=12.0, sequences=1, energy_s=0.0) if s.brief else s.plan
+    return _session(s, subject, systems, f"{MODELS[model].label}: {batch} x {seq}", plan)
 
 
 def plan_job(s: Settings, model: str, attention: str = "sdpa") -> Job:
     title = f"{MODELS[model].label}: passes, costs, memory plan" + (" (attention written out)" * (attention != "sdpa"))
     repeats = 2 if s.quick else REPEATS
     return _job("plan", title, 15.0, subject=s.subject(model, attention=attention), repeats=repeats)
+
+
+def tops_job(s: Settings) -> Job | None:
+    """The plan of a model with host operators between its layers."""
+    if "gpt2" not in s.models:
+        return None
+    subject = s.subject("gpt2", tops=True)
+    return _job("plan", "GPT-2 (125M), top 5 of each layer: plan", 10.0, subject=subject, repeats=1)
 
 
 def variance_job(s: Settings, model: str) -> Job:
@@ -198,16 +218,22 @@ def shapes_job(s: Settings, model: str) -> Job:
 
 
 def priority(job: Job) -> float:
-    """With a budget: the main figures of models that are quick to measure come first."""
+    """With a budget: what is shown first is measured first, whole tables before further rows."""
     given = dict(job.arguments)
     subject: Any = given.get("subject")
-    size = subject.gigabytes / 100 if subject else 0.0
-    if job.kind == "session":
-        if "eager" not in given["systems"]:  # Forge's variants
-            return (3 if size < 0.01 else 6) + size
-        main = subject.batch == 1 and not subject.last_only and not MODELS[subject.model].encoder
-        return (0 if size < 0.03 else 3.5 if size < 0.06 else 7) + size if main else 8 + size
-    return {"plan": 1, "capture": 4, "growth": 4, "variance": 5, "shapes": 8}[job.kind] + size
+    model = subject.model if subject else ""
+    place = HEADLINE.index(model) if model in HEADLINE else len(HEADLINE)
+    within = place / 10 + (subject.gigabytes / 1000 if subject else 0.0)
+    if job.kind != "session":
+        late = 8 if job.kind == "shapes" and place else 0
+        return {"plan": 1, "capture": 2, "growth": 3, "variance": 5, "shapes": 6}[job.kind] + late + within
+    if "eager" not in given["systems"]:  # Forge's variants
+        return (4.5 if place == 0 else 9) + within
+    if MODELS[model].encoder:
+        return (4 if subject.seq == 128 and subject.batch == 1 else 8) + within
+    if subject.last_only:
+        return 9 + within
+    return within if place < len(HEADLINE) else 7 + within
 
 
 # --- results on disk -------------------------------------------------------------------------------------------------
@@ -223,6 +249,7 @@ class Results:
         self.missing: dict[Job, str] = {}
         self.machine: dict[str, Any] | None = None
         self.start = time.monotonic()
+        self._took = self._estimated = 30.0  # of what was measured: how much slower than estimated this machine is
 
     def path(self, job: Job) -> Path:
         return self.folder / (hashlib.sha256((job.key + fingerprint()).encode()).hexdigest()[:24] + ".json")
@@ -235,8 +262,9 @@ class Results:
             self.found[job] = json.loads(path.read_text())
             return
         left = None if self.budget_s is None else self.budget_s - (time.monotonic() - self.start)
-        if left is not None and job.estimate_s > left:
-            self.missing[job] = f"left out: about {job.estimate_s:.0f} s, of the budget {max(left, 0):.0f} s are left"
+        expected = job.estimate_s * self._took / self._estimated
+        if left is not None and expected > left:
+            self.missing[job] = f"left out: about {expected:.0f} s, of the budget {max(left, 0):.0f} s are left"
             return
         began = time.monotonic()
         try:
@@ -244,6 +272,8 @@ class Results:
         except (session.WorkerError, OSError) as error:
             self.missing[job] = str(error)
             return
+        self._took += time.monotonic() - began
+        self._estimated += job.estimate_s
         result |= {"took_s": round(time.monotonic() - began, 1), "date": time.strftime("%Y-%m-%d %H:%M")}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"key": job.key, **result}))

@@ -48,6 +48,7 @@ class Subject:
     seq: int = 128
     attention: str = "sdpa"  # "eager": written out, as the attention fusion tables need it
     last_only: bool = False  # logits of the last position only, as a classifier reads them (GLUE)
+    tops: bool = False  # also the five largest of each layer's states: an operator that the NPU does not take
 
     @property
     def label(self) -> str:
@@ -79,6 +80,8 @@ def build(subject: Subject, device: str = "cpu") -> tuple[torch.nn.Module, tuple
         model = families.build(subject.model, subject.layers, device, attn_implementation=subject.attention)
         if subject.last_only:
             model = _last_only(model)
+        if subject.tops:
+            model = _tops(model)
     return model, inputs(subject, vocabulary_of(model), device=device)
 
 
@@ -112,6 +115,28 @@ def _last_only(logits: Any) -> torch.nn.Module:
             return self.m(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits
 
     return LastLogits().eval()
+
+
+def _tops(logits: Any) -> torch.nn.Module:
+    """GPT-2's; `topk` stands right behind the layer whose states it reads."""
+    import torch
+
+    class Tops(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = logits.m
+
+        def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            inner, tops = self.m.transformer, []
+            places = torch.arange(input_ids.shape[1])
+            states = inner.wte(input_ids) + inner.wpe(places)
+            for block in inner.h:
+                states = block(states)
+                states = states[0] if isinstance(states, tuple) else states
+                tops.append(states.topk(5).values)
+            return self.m.lm_head(inner.ln_f(states)), tops
+
+    return Tops().eval()
 
 
 def _encoder(subject: Subject, device: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import select
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from .systems import SYSTEMS, label
 ROOT = Path(__file__).parent.parent
 PAUSE = 0.02  # between two systems' calls: threads that spin after a call have stopped by then
 PROCESS_GB = 0.9  # of a process that has imported all
+PATIENCE_S = 900.0  # for one answer of a process
 
 Progress = Callable[[str], None]
 
@@ -46,6 +48,10 @@ class Process:
         )
         self._reply()
 
+    @property
+    def died(self) -> bool:
+        return self.process.poll() is not None
+
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
         try:
@@ -57,6 +63,10 @@ class Process:
 
     def _reply(self) -> dict[str, Any]:
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], PATIENCE_S)[0]:
+            self.process.kill()
+            self.process.wait()
+            raise WorkerError(f"no answer within {PATIENCE_S:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             status = self.process.wait()
@@ -205,31 +215,68 @@ def _group(
                 for name, distance in hosts["eager"].ask("exact", names=["forge", "eager"])["to_float64"].items():
                     measured[name]["to_float64"] = distance
         if hosts:
-            _fidelity(hosts, measured, plan, scratch, lambda text: say(f"{subject.label}: {text}"))
-            _latency(hosts, measured, plan, lambda text: say(f"{subject.label}: {text}"))
+            drop = _dropper(hosts, measured, left_out)
+            _fidelity(hosts, measured, plan, scratch, lambda text: say(f"{subject.label}: {text}"), drop)
+            _latency(hosts, measured, plan, lambda text: say(f"{subject.label}: {text}"), drop)
     return measured
 
 
-def _latency(hosts: dict[str, Process], measured: dict[str, dict[str, Any]], plan: Plan, say: Progress) -> None:
-    names = list(hosts)
+Drop = Callable[[str, WorkerError], None]
+
+
+def _dropper(hosts: dict[str, Process], measured: dict[str, dict[str, Any]], left_out: dict[str, str]) -> Drop:
+    """A system that fails when it is called is left out, with those of its process if that died; the others go on."""
+
+    def drop(name: str, error: WorkerError) -> None:
+        process = hosts[name]
+        for other in [n for n, host in hosts.items() if n == name or (host is process and process.died)]:
+            left_out[other] = str(error)
+            del hosts[other], measured[other]
+
+    return drop
+
+
+def _latency(
+    hosts: dict[str, Process], measured: dict[str, dict[str, Any]], plan: Plan, say: Progress, drop: Drop
+) -> None:
     for each in measured.values():
         each["turns"] = []
-    estimate = sum(min(hosts[n].ask("run", name=n, count=2, warm=0)["seconds"]) for n in names)
-    one_turn = estimate * (plan.calls + 1) + PAUSE * len(names)
-    turns = max(2, min(plan.turns, math.floor(plan.call_s / one_turn)))
+    estimate = 0.0
+    for name in list(hosts):
+        try:
+            estimate += min(hosts[name].ask("run", name=name, count=2, warm=0)["seconds"])
+        except WorkerError as error:
+            drop(name, error)
+    calls, turns = _amount(plan, estimate, PAUSE * len(hosts))
     for turn in range(turns):
         say(f"calls, turn {turn + 1} of {turns}")
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        names = list(hosts)
+        first = turn % max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            if name not in hosts:
+                continue
             time.sleep(PAUSE)
-            measured[name]["turns"].append(hosts[name].ask("run", name=name, count=plan.calls, warm=1)["seconds"])
+            try:
+                measured[name]["turns"].append(hosts[name].ask("run", name=name, count=calls, warm=1)["seconds"])
+            except WorkerError as error:
+                drop(name, error)
     say("energy")
-    for name in names:
+    for name in list(hosts):
         time.sleep(PAUSE)
         measured[name]["energy"] = hosts[name].ask("energy", name=name, seconds=plan.energy_s)
 
 
+def _amount(plan: Plan, one_call_each: float, pauses: float) -> tuple[int, int]:
+    """(calls in a turn, turns) that take about `plan.call_s`; at least two turns, of two calls."""
+    calls = plan.calls
+    while calls > 2 and 2 * (one_call_each * (calls + 1) + pauses) > plan.call_s:
+        calls -= 1
+    one_turn = one_call_each * (calls + 1) + pauses
+    return calls, max(2, min(plan.turns, math.floor(plan.call_s / one_turn))) if one_turn else 2
+
+
 def _fidelity(
-    hosts: dict[str, Process], measured: dict[str, dict[str, Any]], plan: Plan, scratch: Path, say: Progress
+    hosts: dict[str, Process], measured: dict[str, dict[str, Any]], plan: Plan, scratch: Path, say: Progress, drop: Drop
 ) -> None:
     if "eager" not in hosts:
         return
@@ -243,7 +290,15 @@ def _fidelity(
         eager = None
         for name in ("eager", *(n for n in hosts if n != "eager")):
             path = scratch / "outputs.npy"
-            hosts[name].ask("outputs", name=name, seed=seed, path=str(path))
+            if name not in hosts:
+                continue
+            try:
+                hosts[name].ask("outputs", name=name, seed=seed, path=str(path))
+            except WorkerError as error:
+                if name == "eager":
+                    raise
+                drop(name, error)
+                continue
             values = np.load(path).astype(np.float32, copy=False)
             path.unlink()
             eager = values if eager is None else eager

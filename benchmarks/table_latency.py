@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from . import machine
-from .jobs import LARGE_GB, Job, Results, Settings, encoder_session, glue_session, main_session, plan_job, variance_job
+from .jobs import SMALL_GB, Job, Results, Settings, encoder_session, glue_session, main_session, plan_job, variance_job
 from .measure import Latency, Ratio
 from .models import MODELS
 from .systems import label
@@ -90,7 +90,7 @@ def table_latency(s: Settings, results: Results) -> Table:
         else "FLOP share needs the machine's peak.",
     ]
     if s.brief:
-        notes.append(f"With --budget, models of more than {LARGE_GB:g} GB meet OpenVINO f32 and ONNX Runtime only.")
+        notes.append(f"With --budget, models of more than {SMALL_GB:g} GB meet OpenVINO f32, ONNX Runtime and eager.")
     return Table(
         "latency", "Latency of all systems (ms)", columns, rows, [*notes, *missing_notes(results, sessions(s))]
     )

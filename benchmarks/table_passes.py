@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from .jobs import ABLATED, SWEEP, Job, Results, Settings, ablation_session, alpha_session, plan_job
 from .measure import Ratio
 from .models import FULL_DEPTH, MODELS
 from .table_latency import latency
 from .tables import Maker, Table, beside, change, missing_notes, number, systems_of
 
+Plan = dict[str, Any]  # what a plan job found
+Cells = Callable[[Plan, str], list[str]]
+Rows = list[list[str]]
 MODEL_COST = "Cost: the cost model's score in us (csrc/npuir/cost.c); a heuristic, no measured time."
 
 
@@ -99,20 +105,22 @@ def table_11(s: Settings, results: Results) -> Table:
     return Table("11", "Time of optimization", columns, rows, [*notes, *missing_notes(results, written_out(s))])
 
 
-def table_12(s: Settings, results: Results) -> Table:
+def _of_both_targets(s: Settings, results: Results, columns: Sequence[str], cells: Cells) -> tuple[list[str], Rows]:
+    """(columns, rows) of a table with the same cells for the NPU and for the host, a row a family."""
     rows = []
     for model, job in zip(s.families, plans(s), strict=True):
         plan = results(job)
         if plan:
-            row = [MODELS[model].label]
-            for target in ("npu4000", "cpu"):
-                zero, one = (plan["alpha"][target][alpha]["cost"] for alpha in ("0.0", "1.0"))
-                row += [number(zero, 0), number(one, 0), number(zero / one, 3)]
-            rows.append(row)
-    columns = [
-        "Model",
-        *(f"{target} {what}" for target in ("NPU4000", "CPU") for what in ("alpha 0", "alpha 1", "FGR")),
-    ]
+            rows.append([MODELS[model].label, *(cell for t in ("npu4000", "cpu") for cell in cells(plan, t))])
+    return ["Model", *(f"{target} {what}" for target in ("NPU4000", "CPU") for what in columns)], rows
+
+
+def table_12(s: Settings, results: Results) -> Table:
+    def cells(plan: Plan, target: str) -> list[str]:
+        zero, one = (plan["alpha"][target][alpha]["cost"] for alpha in ("0.0", "1.0"))
+        return [number(zero, 0), number(one, 0), number(zero / one, 3)]
+
+    columns, rows = _of_both_targets(s, results, ("alpha 0", "alpha 1", "FGR"), cells)
     notes = [MODEL_COST, "FGR = cost at alpha 0 / cost at alpha 1."]
     return Table("12", "Fusion Gain Ratio", columns, rows, [*notes, *missing_notes(results, plans(s))])
 
@@ -239,25 +247,16 @@ def table_17(s: Settings, results: Results) -> Table:
 
 
 def table_18(s: Settings, results: Results) -> Table:
-    rows = []
-    for model, job in zip(s.families, plans(s), strict=True):
-        plan = results(job)
-        if plan:
-            row = [MODELS[model].label]
-            for target in ("npu4000", "cpu"):
-                usual, tuned = plan["target"][target]["cost"], plan["autotune"][target]
-                row += [
-                    number(usual, 1),
-                    number(tuned["cost"], 1),
-                    change(tuned["cost"], usual),
-                    number(tuned["added_ms"], 1),
-                ]
-            rows.append(row)
-    columns = [
-        "Model",
-        *(f"{t} {what}" for t in ("NPU4000", "CPU") for what in ("default", "autotuned", "change", "added ms")),
-    ]
-    return Table("18", "Autotuning", columns, rows, [MODEL_COST, *missing_notes(results, plans(s))])
+    def cells(plan: Plan, target: str) -> list[str]:
+        usual, tuned = plan["target"][target]["cost"], plan["autotune"][target]
+        costs = number(usual, 1), number(tuned["cost"], 1), change(tuned["cost"], usual)
+        return [*costs, number(tuned["added_ms"], 1)]
+
+    columns, rows = _of_both_targets(s, results, ("default", "autotuned", "change", "added ms"), cells)
+    notes = [MODEL_COST]
+    if rows and all(cell == "+0.0%" for row in rows for cell in row[3::4]):
+        notes.append("No change: the default alpha, length of fused programs and layout are what costs least.")
+    return Table("18", "Autotuning", columns, rows, [*notes, *missing_notes(results, plans(s))])
 
 
 MAKERS = [

@@ -122,7 +122,8 @@ def test_dry_run_orders_by_need():
     found = jobs_of(list(tables.all_makers().values()), settings_of(given))
     kinds = [job.kind for job in found]
     assert len(found) == len(set(found))
-    assert kinds[:2] == ["session", "session"] and kinds[2] == "plan"  # GPT-2 and Qwen2 before what is slow
+    first = [dict(job.arguments)["subject"].model for job in found[:3]]
+    assert kinds[:4] == ["session"] * 3 + ["plan"] and first == ["gpt2", "qwen2", "llama1b"]  # the headline first
     systems_of = {
         dict(j.arguments)["subject"].model: dict(j.arguments)["systems"]
         for j in reversed(found)
@@ -151,6 +152,18 @@ def test_budget_leaves_out_and_says_so():
     assert "left out" in results.missing[job] and results(job) is None
     shown = tables.all_makers()["7"].make(settings, results)
     assert shown.rows[0][1:] == ["-"] * 12 and any("budget" in note for note in shown.notes)
+
+
+def test_estimates_follow_what_was_measured(tmp_path, monkeypatch):
+    """On a machine that takes three times as long as was thought, less fits into the budget."""
+    results = jobs.Results(folder=tmp_path, budget_s=4000.0, fresh=True)
+    slow, next_one = (jobs.Job("plan", (("n", n),), f"job {n}", 900.0) for n in (1, 2))
+    clock = [results.start]
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(jobs.Job, "run", lambda self, say: clock.__setitem__(0, clock[0] + 2700.0) or {})
+    results.measure(slow, lambda text: None)
+    results.measure(next_one, lambda text: None)
+    assert slow in results.found and "budget 1300 s are left" in results.missing[next_one]
 
 
 def test_every_table_can_be_made_of_nothing():
@@ -219,6 +232,56 @@ def test_groups_keep_to_the_memory():
     assert not none and set(left_out) == set(names) and "GB" in left_out["forge"]
     alone, left_out = session.groups(names, 9.6, 22.0)
     assert [g.processes for g in alone] == [[["forge", "eager"]]] and "openvino" in left_out
+
+
+class Replies:
+    """Stands in for a process: answers what worker.py would, until its time comes."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.fails_at, self.died = fails_at, False
+
+    def ask(self, do: str, **arguments: object) -> dict[str, object]:
+        if do == self.fails_at:
+            self.died = True
+            raise session.WorkerError("killed, perhaps for want of memory: ")
+        if do == "run":
+            return {"seconds": [0.001] * int(str(arguments["count"]))}
+        return {"energy": None}
+
+
+@pytest.mark.parametrize("fails_at", ["run", "outputs"])
+def test_a_system_that_fails_in_a_call_leaves_the_others(fails_at, tmp_path, monkeypatch):
+    import numpy as np
+
+    class Torch(Replies):
+        def ask(self, do, **arguments):
+            if do == "outputs":
+                np.save(arguments["path"], np.zeros((1, 2, 3), np.float32))
+            return {"ids": [[1, 2]]} if do == "tokens" else super().ask(do, **arguments)
+
+    ours, peer = Torch(), Replies(fails_at)
+    hosts = {"openvino": peer, "openvino-default": peer, "forge": ours, "eager": ours}
+    measured = {name: {} for name in hosts}
+    dropped = {}
+    drop = session._dropper(hosts, measured, dropped)
+    plan = session.Plan(turns=2, calls=2, sequences=1)
+    session._fidelity(hosts, measured, plan, tmp_path, lambda text: None, drop)
+    session._latency(hosts, measured, plan, lambda text: None, drop)
+    assert set(dropped) == {"openvino", "openvino-default"} and "memory" in dropped["openvino"]
+    assert all(len(measured[n]["turns"]) == 2 for n in ("forge", "eager"))
+
+
+def test_slow_calls_are_fewer():
+    plan = session.Plan(turns=10, calls=5, call_s=60.0)
+    assert session._amount(plan, 0.1, 0.0) == (5, 10)
+    assert session._amount(plan, 3.0, 0.0) == (5, 3)
+    assert session._amount(plan, 8.0, 0.0) == (2, 2)
+
+
+def test_transitions_are_priced_as_the_cost_model_does():
+    from benchmarks.table_program import TRANSITION_US
+
+    assert f"TRANSITION_US = {TRANSITION_US:.1f};" in (ROOT / "csrc" / "npuir" / "cost.c").read_text()
 
 
 def test_a_worker_that_dies_is_told(tmp_path):
