@@ -243,6 +243,8 @@ def _latency(
         each["turns"] = []
     estimate = 0.0
     for name in list(hosts):
+        if name not in hosts:
+            continue
         try:
             estimate += min(hosts[name].ask("run", name=name, count=2, warm=0)["seconds"])
         except WorkerError as error:
