@@ -1,4 +1,4 @@
-"""Attention over the keys that a mask lets be seen: what lies behind it is not read, and weighs nothing - but where a row
+"""Attention over the keys that a mask lets be seen: what lies behind it is not read, and weighs nothing; where a row
 sees nothing, and its mask is a number, all keys weigh alike, as in eager."""
 
 from __future__ import annotations

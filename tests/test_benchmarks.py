@@ -301,3 +301,30 @@ def test_probe():
 def test_cpuinfo():
     name, flags = machine.cpuinfo("model name\t: X\nflags\t: avx2 fma\n\nmodel name\t: Y\n")
     assert name == "X" and flags == {"avx2", "fma"}
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+def test_decode(tmp_path: Path) -> None:
+    """Forge and eager in turn, with the same tokens."""
+    command = [sys.executable, "-m", "benchmarks.decode", "--quick", "--layers", "1", "--systems", "eager,forge"]
+    command += ["--models", "gpt2", "--precisions", "fp32", "--threads", "1", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "decode.json").read_text())["rows"]
+    assert {r["system"] for r in rows} == {"eager", "forge"}
+    assert all(len(r["times"]) == 8 and min(r["times"]) > 0 and not r["error"] for r in rows)
+    page = (tmp_path / "decode.md").read_text()
+    assert "| GPT-2 | fp32 | forge | f32 |" in page and "11 of 11 tokens of Forge" in page
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama1b"])
+def test_decode_counts_the_bytes_of_a_token(name: str) -> None:
+    """All parameters once, but for position tables: the embedding is the head as well."""
+    from benchmarks import decode
+    from tests.models import families
+
+    model = families.build(name, device="meta").m
+    parameters = dict(model.named_parameters())
+    parameters.pop("transformer.wpe.weight", None)
+    expected = 4.0 * sum(p.numel() for p in parameters.values())
+    assert decode.Row(name, "forge", "fp32").bytes(None) == expected
