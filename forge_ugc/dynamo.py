@@ -244,6 +244,7 @@ class _Weights:
         # aliases with the same memory and version counter: the caller's tensors live as long as the caller wants
         self.holder: dict[str, Any] = {name: t.detach() for name, t in zip(names, statics, strict=True)}
         self.pointers = [t.data_ptr() for t in statics]
+        self.storages = {t.untyped_storage().data_ptr() for t in statics}
         self.versions = list(map(version, statics))
         self.counted = not any(t.is_inference() for t in statics)
         self.epoch = 0  # of the weights; each program remembers the one that it packed
@@ -269,6 +270,7 @@ class _Weights:
             self.versions[i], self.pointers[i] = version(statics[i]), statics[i].data_ptr()
             streak, last = self.streaks.get(i, (0, -_SOON))
             self.streaks[i] = (streak + 1 if call - last < _SOON else 1, call)
+        self.storages = {t.untyped_storage().data_ptr() for t in statics}
         self.epoch += 1
         return [i for i in changed if self.streaks[i][0] > _RESTLESS]
 
@@ -495,7 +497,7 @@ class _Graph:
         elif self._open:
             with contextlib.suppress(KeyError):  # another thread has dropped it
                 self._captures.move_to_end(key)
-        if compiled is not None and not (self._written and self._shares(args, statics)):
+        if compiled is not None and not (self._written and self._shares(args, statics, weights)):
             try:
                 if self._autocast:
                     with torch.autocast("cpu", enabled=False):
@@ -509,10 +511,11 @@ class _Graph:
         next(self._record._eager_calls)
         return self._gm.forward(*args)
 
-    def _shares(self, args: Inputs, statics: Sequence[torch.Tensor]) -> bool:
+    def _shares(self, args: Inputs, statics: Sequence[torch.Tensor], weights: _Weights | None) -> bool:
         """Whether a weight, which programs read when they please, lies in memory that is written."""
         memory = {args[i].untyped_storage().data_ptr() for i in self._written}
-        return any(t.untyped_storage().data_ptr() in memory for t in statics)
+        known = weights.storages if weights is not None else {t.untyped_storage().data_ptr() for t in statics}
+        return not memory.isdisjoint(known)
 
     def _key(self, args: Inputs) -> Any:
         """The sizes and numbers that a program is made for."""

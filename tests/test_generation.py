@@ -155,3 +155,34 @@ def test_growing_cache_stays_eager():
     model = model_of("GPT2")
     model.generate(**prompts([4]), max_new_tokens=3, do_sample=False, compile_config=compile_config())
     assert forge_ugc.last_reports() == []
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Qwen2", "Lfm2"])
+def test_prompt_in_chunks(name):
+    """prefill_chunk_size makes transformers compile the prompt's steps too."""
+    model, steps, before = model_of(name), 4, 0
+    for lengths, chunks in ([9], 3), ([8, 5], 2):
+        inputs = prompts(lengths)
+        expected = generate(model, inputs, steps)
+        got = generate(model, inputs, steps, compile_config=compile_config(), prefill_chunk_size=4)
+        assert torch.equal(got, expected)
+        assert forge_calls() == before + steps - 1 + chunks
+        before = forge_calls()
+
+
+def test_head_of_the_last_position_only():
+    """logits_to_keep=1, as generate() has it: logits of one row a sequence, whatever the length of the prompt."""
+    model = model_of("Llama")
+    inputs = prompts([6, 4])
+    step = torch.compile(model, backend=forge, fullgraph=True)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    kwargs = dict(past_key_values=cache, use_cache=True, logits_to_keep=1)
+    with torch.no_grad():
+        model(**inputs, **kwargs)  # makes the cache
+        cache.reset()
+        expected = model(**inputs, **kwargs).logits
+        cache.reset()
+        got = step(**inputs, **kwargs).logits
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    (graph,) = forge_ugc.last_reports()
+    assert forge_calls() == 1 and got.shape == (2, 1, 99) and graph.report is not None
