@@ -69,7 +69,7 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
         programs.append(
             {
                 "graph": f"program{number}.graph",
-                "constants": [None if c is None else _keep(c, tensors, keys, lowered) for c in constants],
+                "constants": [None if c is None else _keep(c, tensors, keys, (lowered, program)) for c in constants],
                 "inputs": [_place(source, state) for source, _ in lowered.inputs],
                 "writes": [{"to": _place(where, state), "output": index} for where, index in lowered.plan.writes],
             }
@@ -131,7 +131,7 @@ def _stand_ins(model: CompiledModel, key: Any) -> list[Any]:
 
 
 def _keep(
-    constant: tuple[Any, ...], tensors: dict[str, Memory], keys: dict[tuple[Any, ...], str], lowered: Lowered
+    constant: tuple[Any, ...], tensors: dict[str, Memory], keys: dict[tuple[Any, ...], str], owner: Any
 ) -> str:
     """The key of a constant among the weights; memory that several constants show in the same way is kept once."""
     name, dtype, shape, strides, address, source = constant
@@ -146,7 +146,7 @@ def _keep(
             number += 1
             key = f"{base}#{number}"
         keys[same] = key
-        tensors[key] = Memory(dtype, shape, address, source, lowered)
+        tensors[key] = Memory(dtype, shape, address, source, owner)
     return keys[same]
 
 

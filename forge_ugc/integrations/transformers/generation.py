@@ -12,7 +12,7 @@ from typing import Any
 from torch._dynamo import list_backends, register_backend
 from transformers import CompileConfig
 
-from ..dynamo import forge
+from ...dynamo import forge
 
 __all__ = ["compile_config"]
 
