@@ -181,6 +181,10 @@ class Artefact:
         """The whole file."""
         return self._map[:]
 
+    def whole(self) -> memoryview:
+        """The whole file, not copied."""
+        return memoryview(self._map)
+
     def _read_manifest(self, file: Any) -> dict[str, Any]:
         manifest = json.loads(self._archive.read(file, MANIFEST))
         if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:

@@ -1,4 +1,4 @@
-"""Export format "forge" of transformers.exporters, beside its OpenVINO exporter: same inputs, same outputs, same tokens."""
+"""Export format "forge" of transformers.exporters, beside its OpenVINO exporter: same outputs, same tokens."""
 
 from __future__ import annotations
 
@@ -105,41 +105,44 @@ def test_saved_generation_in_a_fresh_process(llama, exports, tmp_path):
     assert json.loads(done.stdout.strip().splitlines()[-1]) == expected.tolist()
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_encoder_beside_openvino(dynamic, tmp_path):
+def check(exported, model, call):
+    with torch.no_grad():
+        expected = model(**call)
+    got = exported(**call)
+    assert type(got) is type(expected) and list(got) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, atol=2e-6, rtol=1e-4)
+
+
+def test_encoder_beside_openvino():
     model, inputs = tiny("Bert")
-    shapes = None
-    if dynamic:
-        axes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=1, max=64)}
-        shapes = dict.fromkeys(inputs, axes)
     forge, openvino = (
-        AutoHfExporter.from_config(c).export(model, dict(inputs), c)
-        for c in (ForgeConfig(dynamic_shapes=shapes), OpenVINOConfig(dynamic_shapes=shapes))
+        AutoHfExporter.from_config(c).export(model, dict(inputs), c) for c in (ForgeConfig(), OpenVINOConfig())
     )
-    calls = [inputs]
-    if dynamic:
-        calls += [{k: v[:1, :4] for k, v in inputs.items()}, {k: v[:1, :1] for k, v in inputs.items()}]
-    for call in calls:
-        with torch.no_grad():
-            expected = model(**call)
-        for exported in (forge, openvino):
-            got = exported(**call)
-            assert type(got) is type(expected) and list(got) == list(expected)
-            for name, value in expected.items():
-                torch.testing.assert_close(got[name], value, atol=2e-6, rtol=1e-4)
-    assert next(iter(forge.runners.values())).calls == len(calls)
-    forge.save_pretrained(tmp_path)  # with the shapes that were called
-    loaded = ExportedModel.from_pretrained(tmp_path)
-    for call in calls:
-        assert torch.equal(loaded(**call).last_hidden_state, forge(**call).last_hidden_state)
-    other = {k: v[:1, :3] for k, v in inputs.items()}
-    with pytest.raises(TypeError, match=r"input input_ids: expected i64\[2, 9\].*given i64\[1, 3\]"):
-        loaded(**other)
+    check(forge, model, inputs)
+    check(openvino, model, inputs)
+    assert forge.runners["model"].calls == 1 and forge.program.report["fallbacks"] == []
     emulated = forge.to("npu:emulate")  # another device: compiled again
     assert emulated.runners["model"].program.device.startswith("npu:emulate")
-    close = emulated(**inputs).last_hidden_state
     with torch.no_grad():
-        torch.testing.assert_close(close, model(**inputs).last_hidden_state, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(emulated(**inputs)[0], model(**inputs)[0], atol=2e-2, rtol=2e-2)
+
+
+def test_dynamic_shapes(tmp_path):
+    model, inputs = tiny("Bert")
+    axes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=1, max=64)}
+    config = ForgeConfig(dynamic_shapes=dict.fromkeys(inputs, axes))
+    exported = AutoHfExporter.from_config(config).export(model, dict(inputs), config)
+    calls = [inputs, {k: v[:1, :4] for k, v in inputs.items()}, {k: v[:1, :1] for k, v in inputs.items()}]
+    for call in calls:
+        check(exported, model, call)
+    exported.save_pretrained(tmp_path)  # with the shapes that were called
+    loaded = ExportedModel.from_pretrained(tmp_path)
+    for call in calls:
+        assert torch.equal(loaded(**call).last_hidden_state, exported(**call).last_hidden_state)
+    assert exported.runners["model"].calls == 6 and loaded.runners["model"].calls == 3
+    with pytest.raises(TypeError, match=r"input input_ids: expected i64\[2, 9\].*given i64\[1, 3\]"):
+        loaded(**{k: v[:1, :3] for k, v in inputs.items()})
 
 
 def test_weights_may_change_after_the_export(llama):
@@ -173,7 +176,7 @@ def test_errors(llama, exports):
         runner(input_ids=PROMPT, position_ids=positions, cache=cache, labels=PROMPT)
     with pytest.raises(TypeError, match=r"input input_ids: expected int64\[1, 5\].*given int64\[1, 3\]"):
         runner(input_ids=PROMPT[:, :3], position_ids=positions, cache=cache)
-    with pytest.raises(TypeError, match="Unknown kwargs|unexpected keyword"):
+    with pytest.raises(TypeError, match="unexpected keyword"):
         exports[0].to(providers=["x"])
     with pytest.raises(forge_ugc.FallbackError, match="linalg"):
         ForgeExporter().export(Sorts(), {"x": torch.randn(3, 3)}, ForgeConfig(allow_fallbacks=False))

@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
     if name in _EXPORT:
         import transformers
 
-        raise ImportError(f"{name} needs transformers 5.24 or newer, which has exporters; {transformers.__version__} is here")
+        raise ImportError(f"{name} needs transformers 5.24 or newer, not {transformers.__version__}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

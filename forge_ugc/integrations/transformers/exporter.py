@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +12,14 @@ from transformers.exporters.exporter_dynamo import DynamoExporter
 from transformers.exporters.metadata import ExportMetadata
 
 from ...compile import compile
-from ...compiled import CompiledModel
 from ...loaded import LoadedModel, load
 from .flat import flatten
 
 
 @dataclass
 class ForgeConfig(DynamoConfig):
-    """How to export for Forge: the fields of DynamoConfig (`dynamic`, `dynamic_shapes`, `strict` of torch.export, and so
-    on), and options of `forge_ugc.compile`.
+    """How to export for Forge: the fields of DynamoConfig (`dynamic`, `dynamic_shapes`, torch.export's `strict`, and
+    so on), and options of `forge_ugc.compile`.
 
     device, precision, passes, alpha, autotune: as for compile(). allow_fallbacks: False raises FallbackError where an
     operator would run through torch; such a program runs, but cannot be saved.
@@ -38,12 +36,13 @@ class ForgeConfig(DynamoConfig):
 
 
 class ForgeExporter(DynamoExporter):
-    """Exports a PreTrainedModel to a program of Forge: what `exported.program` gives is a `CompiledModel` that takes and
-    returns flat tensors, after loading a `LoadedModel`; `exported(**inputs)` calls it as the model is called.
+    """Exports a PreTrainedModel to a program of Forge: `exported.program` is a `CompiledModel` that takes and returns
+    flat tensors, after loading a `LoadedModel`; `exported(**inputs)` calls it as the model is called.
 
-    A cache of fixed size (`generation_config` with `cache_implementation="static"`) is written in place. One that grows
-    is a new set of shapes, so a new program, at each step: use it for tests only. With `dynamic=True` further shapes are
-    specialised when they come, without exporting again; `save_pretrained` keeps those that were called until then.
+    A cache of fixed size (`generation_config` with `cache_implementation="static"`) is written in place. One that
+    grows is a new set of shapes, so a new program, at each step: use it for tests only. With `dynamic=True` further
+    shapes are specialised when they come, without exporting again; `save_pretrained` keeps those that were called
+    until then.
     """
 
     export_format = "forge"
@@ -52,9 +51,13 @@ class ForgeExporter(DynamoExporter):
     requires_trust_remote_code = False  # an artefact holds no code, and nothing pickled
     tested_versions = {"torch": "2.13.0"}
 
+    # Any in place of the types that differ from DynamoExporter's: ForgeConfig, CompiledModel, LoadedModel
+
     def export_program(
-        self, model: Any, sample_inputs: MutableMapping[str, Any], config: ForgeConfig
-    ) -> tuple[CompiledModel, ExportMetadata]:
+        self, model: Any, sample_inputs: MutableMapping[str, Any], config: Any
+    ) -> tuple[Any, ExportMetadata]:
+        """A CompiledModel for the forward keyword arguments `sample_inputs`, and what there is to know to call it.
+        CompileError where the model cannot be captured, ValueError for a quantizer of another format."""
         if config.quantizer is not None and not config.quantizer.quantizes_fx_graph:
             raise ValueError(f"{type(config.quantizer).__name__} works on another format's models; use PT2EQuantizer")
         # what is quantised is torch.export's graph: quantizers know it by that format's name
@@ -75,13 +78,13 @@ class ForgeExporter(DynamoExporter):
         return compiled, metadata
 
     @classmethod
-    def save_program(cls, program: CompiledModel | LoadedModel, path: str | Path) -> None:
+    def save_program(cls, program: Any, path: str | Path) -> None:
         """ArtefactError where the program holds operators that run through torch."""
         if isinstance(program, LoadedModel):
-            shutil.copyfile(program._path, path)
+            Path(path).write_bytes(program._artefact.whole())
         else:
             program.save(path)
 
     @classmethod
-    def load_program(cls, path: str | Path) -> LoadedModel:
+    def load_program(cls, path: str | Path) -> Any:
         return load(path)

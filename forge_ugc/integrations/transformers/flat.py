@@ -23,8 +23,8 @@ from ...signature import Signature
 
 @dataclass
 class Flat:
-    """`example`: the program's inputs. `known`: leaves of forward()'s result that the program does not compute, by their
-    number: a Python value, or {"input": n} for input n."""
+    """`example`: the program's inputs. `known`: leaves of forward()'s result that the program does not compute, by
+    their number: a Python value, or {"input": n} for input n."""
 
     captured: Captured
     example: list[torch.Tensor]
@@ -77,7 +77,7 @@ def _constant(value: Any, what: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise CompileError(f"{what} is a number that depends on sizes ({value}), and no tensor; export with fixed shapes")
+        raise CompileError(f"{what} is a number that depends on sizes ({value}); export with fixed shapes")
     raise CompileError(f"{what} is {value!r}: only tensors and plain values can be exported")
 
 

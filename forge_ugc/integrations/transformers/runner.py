@@ -23,7 +23,7 @@ class ForgeModelRunner(ModelRunner):
         super().__init__(metadata)
         self.program = program
         self.calls = 0
-        keywords = children(load_treespec(metadata.in_spec))[1]
+        keywords = children(load_treespec(str(metadata.in_spec)))[1]
         self._inputs = list(zip(keywords.context, children(keywords), strict=True))
 
     @property
@@ -44,7 +44,7 @@ class ForgeModelRunner(ModelRunner):
         loaded. precision, num_threads: likewise, for another device than None."""
         if device is None and precision == "auto" and num_threads is None:
             return cls(program, metadata)
-        wanted = {"device": str(device or "auto"), "precision": precision, "num_threads": num_threads}
+        wanted: dict[str, Any] = {"device": str(device or "auto"), "precision": precision, "num_threads": num_threads}
         if isinstance(program, LoadedModel):
             return cls(load(program._path, **wanted), metadata)
         options = program._options
