@@ -25,12 +25,17 @@ Batch = dict[str, np.ndarray]
 class Embedder:
     """An actor: batches of at most `rows` texts in, the same with unit vectors, float32 [batch, width], out.
 
-    model: a compiled embedding for ids and mask, int64 [rows, length]. tokenizer: of the tokenizers library, as JSON.
+    model: a compiled embedding for ids and mask, int64 [rows, length], or where Ray keeps it. tokenizer: of the
+    tokenizers library, as JSON.
     """
 
     def __init__(self, model: Any, tokenizer: str, rows: int, length: int) -> None:
         from tokenizers import Tokenizer
 
+        if not callable(model):
+            import ray
+
+            model = ray.get(model)
         self.model, self.rows = model, rows
         self.tokenizer = Tokenizer.from_str(tokenizer)
         self.tokenizer.enable_truncation(length)
@@ -54,7 +59,7 @@ def embed(dataset: Any, model: Any, tokenizer: str, rows: int, length: int, work
 
     return dataset.map_batches(
         Embedder,
-        fn_constructor_args=(ray.put(model), tokenizer, rows, length),
+        fn_constructor_args=(ray.put(model), tokenizer, rows, length),  # once a machine, not once an actor
         batch_size=rows,
         batch_format="numpy",
         num_cpus=1,

@@ -81,5 +81,7 @@ def test_map_batches(example, cluster):
     by_text = dict(zip(texts, expected, strict=True))
     for row in found:
         np.testing.assert_allclose(row["embedding"], by_text[row["text"]], atol=1e-6)
+    calls = [(r["by"], r["call"]) for r in found]  # of the compiled model, in each actor
+    assert max(calls.count(c) for c in set(calls)) <= ROWS and len(set(calls)) >= len(texts) / ROWS
     workers = {r["by"] for r in found}
     assert 1 <= len(workers) <= 2 and str(os.getpid()) not in {w.rpartition(":")[2] for w in workers}
