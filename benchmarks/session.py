@@ -264,8 +264,13 @@ def _latency(
                 drop(name, error)
     say("energy")
     for name in list(hosts):
+        if name not in hosts:
+            continue
         time.sleep(PAUSE)
-        measured[name]["energy"] = hosts[name].ask("energy", name=name, seconds=plan.energy_s)
+        try:
+            measured[name]["energy"] = hosts[name].ask("energy", name=name, seconds=plan.energy_s)
+        except WorkerError as error:
+            drop(name, error)
 
 
 def _amount(plan: Plan, one_call_each: float, pauses: float) -> tuple[int, int]:
