@@ -36,6 +36,7 @@ _DTYPES = [_TORCH_DTYPES[name] for name, _, _ in _core.dtypes()]
 MAX_RANK: int = _core.MAX_RANK
 _OPS = {info["name"]: info for info in _core.ops()}
 _NAMES = {info["id"]: name for name, info in _OPS.items()}
+_ROWS = {name: np.dtype(fields) for name, fields in _core.TABLE_DTYPES.items()}
 STATE, LITERAL = 0, 1
 
 
@@ -222,15 +223,14 @@ class TableBuilder:
 
     def finish(self, outputs: Sequence[Value]) -> Table:
         """The arrays; `outputs` are the program's results in order."""
-        types = {name: np.dtype(fields) for name, fields in _core.TABLE_DTYPES.items()}
         nodes = _columns(
-            types["nodes"],
+            _ROWS["nodes"],
             self.nodes,
             ("op", "n_results", "first_operand", "n_operands", "first_attr", "n_attr_words", "source"),
         )
-        values = _columns(types["values"], self.values, ("dtype", "rank", "first_dim"))
+        values = _columns(_ROWS["values"], self.values, ("dtype", "rank", "first_dim"))
         constants = _columns(
-            types["constants"], self._constants, ("data", "dtype", "rank", "kind", "first_dim", "name")
+            _ROWS["constants"], self._constants, ("data", "dtype", "rank", "kind", "first_dim", "name")
         )
         arrays = {
             "nodes": nodes,
