@@ -337,6 +337,22 @@ EwFault ew_row(const EwProgram *p, void *dst, const EwSrc *inputs, int64_t n) {
     return EW_OK;
 }
 
+EwFault ew_rows(const EwProgram *p, void *dst, int64_t dst_step, const EwSrc *inputs, const int64_t *steps,
+                int64_t rows, int64_t n) {
+    _Alignas(64) unsigned char buffer[EW_BUFFER];
+    int64_t piece = piece_size(p->n_slots, p->slot_bytes);
+    EwSrc at[PROGRAM_MAX_INPUTS];
+    memcpy(at, inputs, p->n_inputs * sizeof *at);
+    for (int64_t row = 0; row < rows; row++) {
+        EwFault fault = n <= piece ? run_piece(p, dst, at, buffer, (size_t)piece * p->slot_bytes, n)
+                                   : ew_row(p, dst, at, n);
+        if (fault != EW_OK) return fault;
+        dst = (char *)dst + dst_step;
+        for (uint32_t k = 0; k < p->n_inputs; k++) at[k].data = (const char *)at[k].data + steps[k];
+    }
+    return EW_OK;
+}
+
 enum { MIN_ROW = 64, PART = 8192, MAX_OPERANDS = PROGRAM_MAX_INPUTS + 1 };
 
 /* The iteration space of a run: the result's dimensions in its memory order, size-1 dimensions dropped and neighbours

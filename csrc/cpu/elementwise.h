@@ -58,6 +58,10 @@ MUST_USE Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_
  * where both have one element size. Callable from any thread. */
 MUST_USE EwFault ew_row(const EwProgram *p, void *dst, const EwSrc *inputs, int64_t n);
 
+/* ew_row for so many rows; `steps` and dst_step: bytes from one to the next. */
+MUST_USE EwFault ew_rows(const EwProgram *p, void *dst, int64_t dst_step, const EwSrc *inputs, const int64_t *steps,
+                         int64_t rows, int64_t n);
+
 /* Over whole tensors: inputs broadcast to out (same rank after aligning at the last dimension), any strides. */
 MUST_USE Code ew_run(Context *ctx, Pool *pool, const EwProgram *p, const Tensor *in, size_t n_in, Tensor *out);
 

@@ -1,9 +1,10 @@
 /* Matrix products: C[m, n] = epilogue(A[m, k] * B[k, n] + bias), for linear, matmul and conv.
  *
- * f16 and bf16 are widened to f32. Where B's columns are contiguous, as torch keeps weights: gemm_turned.c, without a
- * packed copy of B. Else gemm.c: B lies in panels of 16 columns, [panel][k][16]; those of a constant weight are made
- * once, others on the fly. A is interleaved in tiles of 6 rows, [tile][k][6]. A part of the work is a block of at most
- * 144 rows and 16 panels: it is summed in blocks of k in a buffer of its thread, then finished row by row while hot.
+ * f16 and bf16 are widened to f32. Where B's columns are contiguous, as torch keeps weights, and A has not very many
+ * rows: gemm_turned.c, without a packed copy of B. Else gemm.c: B lies in panels of 16 columns, [panel][k][16]; those
+ * of a constant weight are made once, others on the fly. A is interleaved in tiles of 6 rows, [block of k][tile][k][6].
+ * A part of the work is a block of at most 144 rows and 16 panels: it is summed in blocks of k in a buffer of its
+ * thread, while what it reads next comes into the L2, then finished row by row while hot.
  * The order of sums is fixed by the shape alone, so results do not depend on the number of threads. f64 and integers:
  * gemm_plain.c. */
 #ifndef FORGE_CPU_GEMM_H
@@ -38,6 +39,7 @@ typedef struct GemmFinish {
     DType product;              /* as it comes: f32 for f16, bf16, f32; else the type itself */
     EwProgram program;
     char *out; /* row major, rows of n */
+    bool direct; /* the result is the f32 sum itself: no program, no rounding */
     int64_t n;
     size_t out_size;
     const char *bias; /* NULL: none */
@@ -56,6 +58,9 @@ float gemm_bias(const GemmFinish *f, int64_t col); /* of a column; 0 without one
 /* The same columns of the result from `product`, which is overwritten. */
 enum { GEMM_MAX_SEGMENT = 256 }; /* largest count */
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
+/* The same for so many rows of an f32 product, which are `stride` apart. */
+void gemm_finish_block(GemmFinish *f, int64_t row, int64_t rows, int64_t col, int64_t count, float *product,
+                       int64_t stride);
 
 /* Asks for the lines of the result that these columns of rows will be written to. */
 static inline void gemm_touch(const GemmFinish *f, int64_t row, int64_t rows, int64_t col, int64_t count) {
@@ -86,6 +91,7 @@ void gemm_add_batch(Gemm *gemm, int64_t size, int64_t a_stride, int64_t b_stride
 void gemm_fold_batch(Gemm *gemm);
 int64_t gemm_offset(const Gemm *gemm, const int64_t *strides, int64_t batch);
 
+enum { GEMM_TALL_ROWS = 384 }; /* from here on A is read as it lies, where that serves */
 enum { GEMM_BLOCK_K = 192 }; /* a multiple of QUANTISED_BLOCK; sums are made in blocks of this depth: MKL's have this form, and so the same bits */
 /* Bytes. `packed`: panels will be given. A product that may be turned around needs the larger of the two. */
 int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed, int threads);
@@ -99,8 +105,13 @@ typedef void GemmOne(const Gemm *gemm, const void *plan, int64_t batch, Pool *po
 void gemm_run_batch(const Gemm *gemm, GemmOne *one, const void *plan, int64_t local_floats, Pool *pool, float *scratch);
 /* Multiply-adds not worth waking a thread. */
 static inline bool gemm_is_small(const Gemm *g, int64_t products) { return products * g->m * g->n * g->k < 32 << 10; }
+/* With so many rows, panels of B are made in less time than turning A and C around takes. */
+static inline bool gemm_is_tall(int64_t batch, int64_t m, int64_t n, int64_t k) {
+    return batch == 1 && m >= GEMM_TALL_ROWS && m * (k + 2 * n) > 2 * n * k && !gemm_pair();
+}
 static inline bool gemm_turns(const Gemm *g) {
-    return gemm_in_f32(g->b.dtype) && g->b.row == 1 && !g->panels && !g->fill;
+    bool tall = g->b.dtype == DTYPE_F32 && gemm_is_tall(g->batch, g->m, g->n, g->k);
+    return gemm_in_f32(g->b.dtype) && g->b.row == 1 && !g->panels && !g->fill && !tall;
 }
 static inline const void *gemm_element(const GemmOperand *o, int64_t at) {
     return (const char *)o->data + at * (int64_t)dtype_size(o->dtype);

@@ -139,6 +139,29 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
+static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row) {
+    for (int64_t i = 0; i < rows; i += 8) {
+        int there = rows - i < 8 ? (int)(rows - i) : 8;
+        const __m256i lanes = v_tail(there);
+        for (int64_t half = 0; half < cols; half += 8) {
+            __m256 r[8];
+#pragma GCC unroll 8
+            for (int t = 0; t < 8; t++)
+                r[t] = t < there ? _mm256_loadu_ps(src + (i + t) * row + half) : _mm256_setzero_ps();
+            transpose8(r);
+            float *to = dst + half * dst_row + i;
+            if (there == 8 && half + 8 <= cols) {
+#pragma GCC unroll 8
+                for (int t = 0; t < 8; t++) _mm256_storeu_ps(to + t * dst_row, r[t]);
+                continue;
+            }
+#pragma GCC unroll 8
+            for (int t = 0; t < 8; t++)
+                if (half + t < cols) _mm256_maskstore_ps(to + t * dst_row, lanes, r[t]);
+        }
+    }
+}
+
 /* `together` rows of w at a time, to hide the latency of the sums. They lie far apart, each the next of a run of its
  * own: so many streams at once are read faster from memory than one (measured: by a third). */
 static inline __attribute__((always_inline)) void dots_body(const int m, const int together, const float *x,
@@ -215,7 +238,7 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
 }
 
 const GemmKernels *gemm_kernels_avx2(void) {
-    static const GemmKernels kernels = {tile, tile_packed, stream, interleave, dots, widen, fill_row, scale_row};
+    static const GemmKernels kernels = {tile, tile_packed, stream, interleave, turn, dots, widen, fill_row, scale_row};
     return &kernels;
 }
 #else

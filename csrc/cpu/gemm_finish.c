@@ -54,6 +54,7 @@ Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, con
                    n_inputs, f32));
     f->kernels = f32 ? gemm_kernels() : NULL;
     f->product = f32 ? DTYPE_F32 : types[0];
+    f->direct = types[0] == DTYPE_F32 && !(words && words->ints.count);
     f->out = out->data;
     f->n = out->rank ? out->shape[out->rank - 1] : 1;
     f->out_size = dtype_size(out->dtype);
@@ -104,4 +105,30 @@ void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, voi
     }
     EwFault fault = ew_row(&f->program, f->out + (size_t)(row * f->n + col) * f->out_size, src, count);
     if (fault != EW_OK) atomic_store(&f->fault, (int)fault);
+}
+
+void gemm_finish_block(GemmFinish *f, int64_t row, int64_t rows, int64_t col, int64_t count, float *product,
+                       int64_t stride) {
+    if (f->direct) {
+        float *out = (float *)(void *)f->out + row * f->n + col;
+        for (int64_t i = 0; i < rows; i++) memcpy(out + i * f->n, product + i * stride, (size_t)count * sizeof *out);
+        return;
+    }
+    EwSrc src[PROGRAM_MAX_INPUTS] = {{product, 1}};
+    int64_t steps[PROGRAM_MAX_INPUTS] = {stride * (int64_t)sizeof(float)};
+    bool even = true; /* each operand's rows are one step apart */
+    for (uint32_t i = 1; i < f->program.n_inputs; i++) {
+        const GemmRows *in = &f->inputs[i];
+        int64_t size = (int64_t)dtype_size(in->dtype);
+        even = even && in->rank <= 1 && (in->col == 0 || in->col == 1);
+        src[i] = (EwSrc){in->data + (row_offset(in, row) + col * in->col) * size, in->col};
+        steps[i] = in->rank == 1 ? in->strides[0] * size : 0;
+    }
+    if (even) {
+        EwFault fault = ew_rows(&f->program, f->out + (size_t)(row * f->n + col) * f->out_size,
+                                f->n * (int64_t)f->out_size, src, steps, rows, count);
+        if (fault != EW_OK) atomic_store(&f->fault, (int)fault);
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++) gemm_finish_row(f, row + i, col, count, product + i * stride);
 }

@@ -28,6 +28,11 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
+static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row) {
+    for (int64_t j = 0; j < cols; j++)
+        for (int64_t i = 0; i < rows; i++) dst[j * dst_row + i] = src[i * row + j];
+}
+
 static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
                  int64_t c_row) {
     enum { LANES = 8 };
@@ -57,7 +62,7 @@ GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL;
 GemmStrip *gemm_strip(void) { return cpu_has_avx2() ? gemm_strip_avx2() : NULL; }
 
 const GemmKernels *gemm_kernels(void) {
-    static const GemmKernels portable = {tile, tile_packed, stream, interleave, dots, widen, fill_row, scale_row};
+    static const GemmKernels portable = {tile, tile_packed, stream, interleave, turn, dots, widen, fill_row, scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;
     return avx2 ? avx2 : &portable;
 }

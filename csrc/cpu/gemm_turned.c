@@ -24,7 +24,8 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
     int64_t panels = max_i64(1, gemm_panels(m)), depth = max_i64(k, 1);
     p.few = m <= GEMM_ROWS;
     p.local = batch > 1 && (m + n) * k <= LOCAL_FLOATS;
-    p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, round_up((n + 15) / 16, GEMM_ROWS)));
+    /* some 32 to 48 parts, of rows that tiles of 6 and transposition by 8 fill */
+    p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, round_up((n + 47) / 48, LEAST_ROWS)));
     p.chunk_panels = min_i64(panels, max_i64(CHUNK_PANELS, A_FLOATS / (GEMM_COLS * depth)));
     p.group = min_i64(p.chunk_panels, GROUP_PANELS);
     p.a_floats = round_up(p.few ? m * k : p.chunk_panels * GEMM_COLS * k, 16);
@@ -68,10 +69,15 @@ static void pack_panel(void *arg, int64_t part, int thread) {
 static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t panel, const float *c, int64_t width,
                          float *turned) {
     const Gemm *g = job->g;
+    GemmFinish *finish = g->finish;
     int64_t first = panel * GEMM_COLS, count = min_i64(GEMM_COLS, g->m - first), stride = round_up(rows, 8);
-    g->finish->kernels->interleave((int)rows, (int)stride, count, c, width, turned);
-    for (int64_t i = 0; i < count; i++)
-        gemm_finish_row(g->finish, job->batch * g->m + first + i, row, rows, turned + i * stride);
+    int64_t to = job->batch * g->m + first;
+    if (finish->direct) {
+        finish->kernels->turn(rows, count, c, width, (float *)(void *)finish->out + to * finish->n + row, finish->n);
+        return;
+    }
+    finish->kernels->turn(rows, count, c, width, turned, stride);
+    gemm_finish_block(finish, to, count, row, rows, turned, stride);
 }
 
 /* Columns [k, k + depth) of rows of B^T as f32: in place, or made in `wide`. */
@@ -91,10 +97,31 @@ static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_
     return wide;
 }
 
-/* Part `part` of `parts` of steps [0, depth) of the next rows of B^T come into the L2. */
-static void prefetch_rows(const float *b, int64_t b_row, int64_t rows, int64_t depth, int64_t part, int64_t parts) {
-    for (int64_t i = part; i < rows; i += parts)
-        for (int64_t k = 0; k < depth; k += 16) __builtin_prefetch(b + i * b_row + k, 0, 2);
+typedef struct Rows {
+    const float *first;
+    int64_t count, depth;
+} Rows;
+
+/* What follows the tile that ends before row i of the block: the next tile, or the first one's next steps, or the first
+ * one of the next part. */
+static Rows next_rows(const Job *job, const float *b, int64_t b_row, int64_t row, int64_t rows, int64_t i, int64_t tall,
+                      int64_t k, int64_t depth) {
+    const Gemm *g = job->g;
+    if (i < rows) return (Rows){b + i * b_row, min_i64(tall, rows - i), depth};
+    if (k + depth < g->k) return (Rows){b + depth, min_i64(tall, rows), min_i64(GEMM_BLOCK_K, g->k - k - depth)};
+    int64_t left = min_i64(tall, g->n - row - rows);
+    return (Rows){b - k + rows * b_row, max_i64(left, 0), min_i64(GEMM_BLOCK_K, g->k)};
+}
+
+/* Part `part` of `parts` of the lines of rows of B^T come into the L2. */
+static void prefetch_rows(const Rows *next, int64_t b_row, int64_t part, int64_t parts) {
+    for (int64_t i = part; i < next->count; i += parts)
+        for (int64_t k = 0; k < next->depth; k += 16) __builtin_prefetch(next->first + i * b_row + k, 0, 2);
+}
+
+/* Rows of the next tile: the last two share what is left, so that none waits for its own sums. */
+static inline int64_t tile_rows(int64_t left) {
+    return left <= GEMM_ROWS ? left : left < GEMM_ROWS + 4 ? (left + 1) / 2 : GEMM_ROWS;
 }
 
 /* Rows of a block of B^T against a group of panels. */
@@ -115,25 +142,22 @@ static void compute(void *arg, int64_t part, int thread) {
         const float *a = job->packed + (k * job->panels + panel * depth) * GEMM_COLS;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
         for (int64_t i = 0, tall; i < rows; i += tall) {
-            tall = pair ? gemm_tall(rows - i) : min_i64(GEMM_ROWS, rows - i);
+            tall = pair ? gemm_tall(rows - i) : tile_rows(rows - i);
             const float *row_i = b + i * b_row;
-            bool more = i + tall < rows;
-            const float *next = more ? row_i + tall * b_row : b + depth;
-            int64_t next_rows = more ? min_i64(2 * GEMM_ROWS, rows - i - tall) : min_i64(2 * GEMM_ROWS, rows);
-            int64_t next_depth = more ? depth : min_i64(GEMM_BLOCK_K, g->k - k - depth);
+            Rows next = next_rows(job, b, b_row, row, rows, i + tall, tall, k, depth);
             for (int64_t j = 0, step; j < panels; j += step) {
                 const float *from = a + j * depth * GEMM_COLS;
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
-                if (pair && b != wide) prefetch_rows(next, b_row, next_rows, next_depth, j / 2, (panels + 1) / 2);
+                if (b != wide) prefetch_rows(&next, b_row, j / step, (panels + step - 1) / step);
                 int64_t of = (job->panel + panel + j) * GEMM_COLS;
-                if (pair && k + depth == g->k)
+                if (k + depth == g->k)
                     gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
                 if (step == 2)
                     pair((int)tall, depth, row_i, b_row, 1, row_i + GEMM_ROWS * b_row, 1, from, GEMM_COLS,
                          depth * GEMM_COLS, to, width, start || k > 0);
                 else
-                    for (int64_t t = 0; t < tall; t += GEMM_ROWS)
+                    for (int64_t t = 0; t < tall; t += GEMM_ROWS) /* a pair's last panel may be alone */
                         kernels->tile((int)min_i64(GEMM_ROWS, tall - t), depth, row_i + t * b_row, b_row, 1, from,
                                       GEMM_COLS, to + t * width, width, start || k > 0);
             }

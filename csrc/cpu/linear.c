@@ -81,7 +81,7 @@ static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t k_dim, int
 
 /* --- scratch ------------------------------------------------------------------------------------------------------ */
 /* Which batch dimensions become rows depends on strides, not known here: room for the worst case. `turned`: surely
- * so. */
+ * so, unless it is tall. */
 static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_t m, int64_t n, int64_t k, bool turned,
                              int threads) {
     if (!gemm_in_f32(dtype)) return gemm_plain_scratch(threads);
@@ -89,7 +89,8 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
     for (int d = 0; d < rank; d++) outer *= batch[d];
     for (int d = rank; d >= 0; d--) {
         worst = max_i64(worst, gemm_turned_scratch(outer, m, n, k, threads));
-        if (!turned) worst = max_i64(worst, gemm_scratch(outer, m, n, k, false, threads));
+        if (!turned || gemm_is_tall(outer, m, n, k))
+            worst = max_i64(worst, gemm_scratch(outer, m, n, k, false, threads));
         if (d == 0 || batch[d - 1] == 0) break;
         outer /= batch[d - 1];
         m *= batch[d - 1];

@@ -1,6 +1,10 @@
 /* A job is published in `state` as (generation, open, running). A worker that sees an open job that it has not seen
  * enters by adding one to `running`; the caller works too, closes the job when no part is left, and waits for `running`
- * to fall to 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, then sleep. */
+ * to fall to 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, then sleep.
+ *
+ * Each thread has a range of neighbouring parts, which it takes from the front, so that a kernel can fetch what its next
+ * part will read and successive kernels find their rows in the same core's cache. Who is done takes the last part of
+ * the longest range that is left. */
 #include "exec/pool.h"
 
 #include <pthread.h>
@@ -20,6 +24,11 @@ typedef struct Worker {
     int id; /* 1.. ; the caller is 0 */
 } Worker;
 
+/* Units first .. end - 1 are left: end << 32 | first. A line of its own. */
+typedef struct Range {
+    _Alignas(64) _Atomic uint64_t left;
+} Range;
+
 struct Pool {
     int threads;
     bool yields;            /* more threads than cores: spinning would steal from the others */
@@ -32,9 +41,9 @@ struct Pool {
     atomic_int sleepers;
     PoolBody body;
     void *arg;
-    int64_t parts;
+    int64_t parts, unit; /* unit: parts that are taken together, 1 but for numbers beyond 32 bits */
+    Range *ranges;       /* of each thread */
     _Alignas(64) _Atomic uint64_t state;
-    _Alignas(64) _Atomic int64_t next;
 };
 
 static void relax(void) {
@@ -58,10 +67,13 @@ Code pool_create(Context *ctx, int threads, Pool **out) {
     Pool *pool = memory;
     *pool = (Pool){.threads = threads};
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
-    if (!pool->workers) {
+    if (!pool->workers || posix_memalign(&memory, 64, (size_t)threads * sizeof(Range))) {
+        free(pool->workers);
         free(pool);
         return fail(ctx, CODE_NO_MEMORY, "out of memory for %d threads", threads);
     }
+    pool->ranges = memory;
+    for (int t = 0; t < threads; t++) atomic_init(&pool->ranges[t].left, 0);
     cpu_set_t cores; /* that we may run on */
     pool->yields = sched_getaffinity(0, sizeof cores, &cores) == 0 && threads > CPU_COUNT(&cores);
     atomic_init(&pool->owner, (uint64_t)getpid() << 1);
@@ -77,9 +89,53 @@ bool pool_enter(Pool *pool) {
 
 void pool_leave(Pool *pool) { atomic_store(&pool->owner, (uint64_t)getpid() << 1); }
 
+static uint32_t range_size(uint64_t left) {
+    uint32_t first = (uint32_t)left, end = (uint32_t)(left >> 32);
+    return first < end ? end - first : 0;
+}
+
+/* The first unit of a range, or the last; -1: none is left. */
+static int64_t take_unit(Range *range, bool last) {
+    uint64_t left = atomic_load(&range->left);
+    while (range_size(left) > 0) {
+        uint64_t less = last ? left - (UINT64_C(1) << 32) : left + 1;
+        if (atomic_compare_exchange_weak(&range->left, &left, less))
+            return last ? (int64_t)(less >> 32) : (int64_t)(uint32_t)left;
+    }
+    return -1;
+}
+
+static int64_t next_unit(Pool *pool, int thread) {
+    int64_t unit = take_unit(&pool->ranges[thread], false);
+    while (unit < 0) {
+        uint32_t most = 0;
+        Range *longest = NULL;
+        for (int t = 0; t < pool->threads; t++) {
+            uint32_t size = range_size(atomic_load(&pool->ranges[t].left));
+            if (size > most) most = size, longest = &pool->ranges[t];
+        }
+        if (!longest) return -1;
+        unit = take_unit(longest, true);
+    }
+    return unit;
+}
+
 static void take_parts(Pool *pool, int thread) {
-    int64_t parts = pool->parts;
-    for (int64_t part; (part = atomic_fetch_add(&pool->next, 1)) < parts;) pool->body(pool->arg, part, thread);
+    for (int64_t unit; (unit = next_unit(pool, thread)) >= 0;) {
+        int64_t part = unit * pool->unit, end = part + pool->unit < pool->parts ? part + pool->unit : pool->parts;
+        for (; part < end; part++) pool->body(pool->arg, part, thread);
+    }
+}
+
+static void share_out(Pool *pool, int64_t parts) {
+    pool->parts = parts;
+    pool->unit = parts / UINT32_MAX + 1;
+    int64_t units = (parts + pool->unit - 1) / pool->unit, threads = pool->n_workers + 1;
+    for (int64_t t = 0; t < pool->threads; t++) {
+        uint64_t first = t < threads ? (uint64_t)(units * t / threads) : 0;
+        uint64_t end = t < threads ? (uint64_t)(units * (t + 1) / threads) : 0;
+        atomic_store(&pool->ranges[t].left, end << 32 | first);
+    }
 }
 
 static bool has_news(const Pool *pool, uint64_t seen) {
@@ -158,8 +214,7 @@ void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg) {
     }
     pool->body = body;
     pool->arg = arg;
-    pool->parts = parts;
-    atomic_store(&pool->next, 0);
+    share_out(pool, parts);
     uint64_t generation = (atomic_load(&pool->state) >> GENERATION_SHIFT) + 1;
     atomic_store(&pool->state, generation << GENERATION_SHIFT | STATE_OPEN);
     wake_sleepers(pool);
@@ -182,6 +237,7 @@ void pool_destroy(Pool *pool) {
         pthread_mutex_destroy(&pool->mutex);
         pthread_cond_destroy(&pool->wake);
     }
+    free(pool->ranges);
     free(pool->workers);
     free(pool);
 }

@@ -12,8 +12,9 @@ MUST_USE Code pool_create(Context *ctx, int threads, Pool **out);
 void pool_destroy(Pool *pool);
 bool pool_enter(Pool *pool); /* false: busy with another caller */
 void pool_leave(Pool *pool);
-/* Runs body(arg, part, thread) for 0 <= part < parts, parts handed out in order to free threads; returns when all are
- * done. 0 <= thread < threads. With pool NULL all run here with thread 0. */
+/* Runs body(arg, part, thread) for 0 <= part < parts; returns when all are done. Each thread begins with a range of
+ * neighbouring parts, in order, and helps the others when it is through. 0 <= thread < threads. With pool NULL all run
+ * here with thread 0. */
 typedef void (*PoolBody)(void *arg, int64_t part, int thread);
 void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg);
 
