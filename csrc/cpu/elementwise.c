@@ -344,8 +344,8 @@ EwFault ew_rows(const EwProgram *p, void *dst, int64_t dst_step, const EwSrc *in
     EwSrc at[PROGRAM_MAX_INPUTS];
     memcpy(at, inputs, p->n_inputs * sizeof *at);
     for (int64_t row = 0; row < rows; row++) {
-        EwFault fault = n <= piece ? run_piece(p, dst, at, buffer, (size_t)piece * p->slot_bytes, n)
-                                   : ew_row(p, dst, at, n);
+        EwFault fault =
+            n <= piece ? run_piece(p, dst, at, buffer, (size_t)piece * p->slot_bytes, n) : ew_row(p, dst, at, n);
         if (fault != EW_OK) return fault;
         dst = (char *)dst + dst_step;
         for (uint32_t k = 0; k < p->n_inputs; k++) at[k].data = (const char *)at[k].data + steps[k];

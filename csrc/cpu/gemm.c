@@ -6,9 +6,9 @@
 enum {
     BLOCK_ROWS = 144, /* with GEMM_BLOCK_K: 108 KB of A, for the L2 */
     GROUP_PANELS = GEMM_MAX_SEGMENT / GEMM_COLS,
-    A_FLOATS = 512 << 10,     /* of A packed at once, if that is at least one block */
-    B_FLOATS = 256 << 10,     /* of B, if that is at least one panel */
-    LOCAL_FLOATS = 256 << 10, /* products of a batch with less than this are computed by one thread each */
+    A_FLOATS = 512 << 10,      /* of A packed at once, if that is at least one block */
+    B_FLOATS = 256 << 10,      /* of B, if that is at least one panel */
+    LOCAL_FLOATS = 256 << 10,  /* products of a batch with less than this are computed by one thread each */
     PACK_ROWS = 4 * GEMM_ROWS, /* of A in one part of work */
 };
 
@@ -131,8 +131,7 @@ static void pack_a(void *arg, int64_t part, int thread) {
             }
             for (int64_t p = 0; p < depth; p++)
                 for (int64_t r = 0; r < rows; r++)
-                    dst[p * rows + r] =
-                        load_f32(job->a_data, g->a.dtype, at + r * g->a.row + (k + p) * g->a.col);
+                    dst[p * rows + r] = load_f32(job->a_data, g->a.dtype, at + r * g->a.row + (k + p) * g->a.col);
         }
     }
 }
@@ -150,7 +149,8 @@ static void tiles_of_pair(GemmPair *pair, const Gemm *g, const float *a, int64_t
             __builtin_prefetch(next + panel + line * GEMM_COLS, 0, 2);
         }
         if (k + depth == g->k) gemm_touch(g->finish, row + i, tall, col, 2 * GEMM_COLS);
-        pair((int)tall, depth, a + i * depth, 1, upper, a + (i + upper) * depth, lower, b, GEMM_COLS, panel, c + i * c_row, c_row, add);
+        pair((int)tall, depth, a + i * depth, 1, upper, a + (i + upper) * depth, lower, b, GEMM_COLS, panel,
+             c + i * c_row, c_row, add);
     }
 }
 
@@ -187,7 +187,7 @@ static void compute(void *arg, int64_t part, int thread) {
     bool start = finish->bias || g->k == 0;
     int64_t row = job->batch * g->m + job->row + begin, col = (job->panel + panel) * GEMM_COLS;
     float *c = job->c + thread * p->c_floats;
-    const float *in_place = (const float *)job->a_data + (job->row + begin) * g->a.row;
+    const float *in_place = job->a ? NULL : (const float *)job->a_data + (job->row + begin) * g->a.row;
     for (int64_t i = 0; start && i < rows; i++) gemm_start_row(finish, row + i, col, width, c + i * width);
     if (job->few) { /* each panel is read once, a few side by side */
         for (int64_t j = 0, next; j < panels; j = next) {

@@ -38,7 +38,7 @@ typedef struct GemmFinish {
     const GemmKernels *kernels; /* NULL: the product is not f32 */
     DType product;              /* as it comes: f32 for f16, bf16, f32; else the type itself */
     EwProgram program;
-    char *out; /* row major, rows of n */
+    char *out;   /* row major, rows of n */
     bool direct; /* the result is the f32 sum itself: no program, no rounding */
     int64_t n;
     size_t out_size;
@@ -92,7 +92,8 @@ void gemm_fold_batch(Gemm *gemm);
 int64_t gemm_offset(const Gemm *gemm, const int64_t *strides, int64_t batch);
 
 enum { GEMM_TALL_ROWS = 384 }; /* from here on A is read as it lies, where that serves */
-enum { GEMM_BLOCK_K = 192 }; /* a multiple of QUANTISED_BLOCK; sums are made in blocks of this depth: MKL's have this form, and so the same bits */
+/* Sums are made in blocks of this depth: MKL's have this form, and so the same bits. A multiple of QUANTISED_BLOCK. */
+enum { GEMM_BLOCK_K = 192 };
 /* Bytes. `packed`: panels will be given. A product that may be turned around needs the larger of the two. */
 int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed, int threads);
 int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads);

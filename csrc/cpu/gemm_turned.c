@@ -24,8 +24,10 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
     int64_t panels = max_i64(1, gemm_panels(m)), depth = max_i64(k, 1);
     p.few = m <= GEMM_ROWS;
     p.local = batch > 1 && (m + n) * k <= LOCAL_FLOATS;
-    /* some 32 to 48 parts, of rows that tiles of 6 and transposition by 8 fill */
-    p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, round_up((n + 47) / 48, LEAST_ROWS)));
+    /* some 32 to 48 parts, of rows that tiles of 6 and transposition by 8 fill; fewer and longer where memory streams
+     */
+    int64_t even = p.few ? round_up((n + 15) / 16, GEMM_ROWS) : round_up((n + 47) / 48, LEAST_ROWS);
+    p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, even));
     p.chunk_panels = min_i64(panels, max_i64(CHUNK_PANELS, A_FLOATS / (GEMM_COLS * depth)));
     p.group = min_i64(p.chunk_panels, GROUP_PANELS);
     p.a_floats = round_up(p.few ? m * k : p.chunk_panels * GEMM_COLS * k, 16);

@@ -2,9 +2,9 @@
  * enters by adding one to `running`; the caller works too, closes the job when no part is left, and waits for `running`
  * to fall to 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, then sleep.
  *
- * Each thread has a range of neighbouring parts, which it takes from the front, so that a kernel can fetch what its next
- * part will read and successive kernels find their rows in the same core's cache. Who is done takes the last part of
- * the longest range that is left. */
+ * Each thread has a range of neighbouring parts, which it takes from the front, so that a kernel can fetch what its
+ * next part will read and successive kernels find their rows in the same core's cache. Who is done takes the last part
+ * of the longest range that is left. */
 #include "exec/pool.h"
 
 #include <pthread.h>

@@ -534,8 +534,8 @@ static void test_conv(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_linear,     test_matmul,  test_attention, test_norm,      test_group_norm,
-                                          test_softmax,    test_rope,    test_conv,      test_ways_agree};
+    static void (*const tests[])(void) = {test_linear,  test_matmul, test_attention, test_norm,      test_group_norm,
+                                          test_softmax, test_rope,   test_conv,      test_ways_agree};
     context_init(&ctx);
     arena_init(&arena);
     CHECK_OK(&ctx, pool_create(&ctx, THREADS, &pool));
