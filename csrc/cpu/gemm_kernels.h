@@ -48,6 +48,12 @@ typedef void GemmStrip(int64_t panels, int64_t rows, const float *src, int64_t r
 GemmStrip *gemm_strip(void);      /* NULL: none that is faster than gemm_pack_panel */
 GemmStrip *gemm_strip_avx2(void); /* gemm_pack_avx2.c; NULL where it was not compiled for AVX2 */
 
+/* GemmKernels.dots of rows of f16 or bf16. */
+typedef void GemmDotsHalf(DType dtype, int m, const float *x, int64_t x_row, int64_t rows, const uint16_t *w,
+                          int64_t w_row, int64_t k, float *c, int64_t c_row);
+GemmDotsHalf *gemm_dots_half(void);
+GemmDotsHalf *gemm_dots_half_avx2(void); /* gemm_half_avx2.c; NULL where it was not compiled for AVX2 */
+
 const GemmKernels *gemm_kernels(void);      /* the best for this machine */
 const GemmKernels *gemm_kernels_avx2(void); /* gemm_avx2.c; NULL where it was not compiled for AVX2 */
 

@@ -57,6 +57,23 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = src[i] * factor;
 }
 
+static void dots_half(DType dtype, int m, const float *x, int64_t x_row, int64_t rows, const uint16_t *w, int64_t w_row,
+                      int64_t k, float *c, int64_t c_row) {
+    enum { LANES = 8 };
+    for (int i = 0; i < m; i++)
+        for (int64_t j = 0; j < rows; j++) {
+            float s[LANES] = {0}, total = 0;
+            for (int64_t p = 0; p < k; p++) s[p % LANES] += x[i * x_row + p] * load_f32(w, dtype, j * w_row + p);
+            for (int l = 0; l < LANES; l++) total += s[l];
+            c[i * c_row + j] += total;
+        }
+}
+
+GemmDotsHalf *gemm_dots_half(void) {
+    GemmDotsHalf *avx2 = cpu_has_avx2() ? gemm_dots_half_avx2() : NULL;
+    return avx2 ? avx2 : dots_half;
+}
+
 GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL; }
 
 GemmStrip *gemm_strip(void) { return cpu_has_avx2() ? gemm_strip_avx2() : NULL; }

@@ -4,6 +4,8 @@
  * equal. Up to 6 rows of A: dot products, which read B once at full speed. */
 #include "cpu/gemm.h"
 
+#include <string.h>
+
 enum {
     LEAST_ROWS = 24,
     MOST_ROWS = 96,    /* of B^T in a part */
@@ -177,12 +179,28 @@ static void compute_few(void *arg, int64_t part, int thread) {
     int64_t row = part * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
     float *c = job->c + thread * (p->b_floats + p->c_floats), *wide = c + p->c_floats;
     for (int64_t i = 0; i < g->m; i++) gemm_start_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
-    for (int64_t k = 0, step = g->b.dtype == DTYPE_F32 ? g->k : GEMM_BLOCK_K; k < g->k; k += step) {
+    bool half = !g->load && g->b.dtype != DTYPE_F32;
+    if (half)
+        gemm_dots_half()(g->b.dtype, (int)g->m, job->packed, g->k, rows, (const uint16_t *)job->b + row * g->b.col,
+                         g->b.col, g->k, c, rows);
+    for (int64_t k = half ? g->k : 0, step = g->load ? GEMM_BLOCK_K : g->k; k < g->k; k += step) {
         int64_t depth = min_i64(step, g->k - k), b_row;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
         g->finish->kernels->dots((int)g->m, job->packed + k, g->k, rows, b, b_row, depth, c, rows);
     }
     for (int64_t i = 0; i < g->m; i++) gemm_finish_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
+}
+
+/* Row `row` of A, which is column `row` of A^T, as f32. */
+static void read_row(const GemmOperand *a, int64_t row, int64_t k, const GemmKernels *kernels, float *to) {
+    const void *from = gemm_element(a, row * a->col);
+    if (a->row != 1) {
+        for (int64_t p = 0; p < k; p++) to[p] = load_f32(from, a->dtype, p * a->row);
+    } else if (a->dtype != DTYPE_F32) {
+        kernels->widen(to, from, a->dtype, k);
+    } else if (k > 0) {
+        memcpy(to, from, (size_t)k * sizeof *to);
+    }
 }
 
 static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, float *scratch) {
@@ -193,9 +211,7 @@ static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, 
     job.row_blocks = (g->n + p->block_rows - 1) / p->block_rows;
     if (gemm_is_small(g, 1)) pool = NULL;
     if (p->few) {
-        for (int64_t i = 0; i < g->m; i++)
-            for (int64_t k = 0; k < g->k; k++)
-                scratch[i * g->k + k] = load_f32(job.a.data, job.a.dtype, i * job.a.col + k * job.a.row);
+        for (int64_t i = 0; i < g->m; i++) read_row(&job.a, i, g->k, g->finish->kernels, scratch + i * g->k);
         pool_run(pool, job.row_blocks, compute_few, &job);
         return;
     }

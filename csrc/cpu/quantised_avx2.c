@@ -6,7 +6,11 @@
 
 #include <string.h>
 
-enum { HALF = QUANTISED_BLOCK / 2, BLOCK_BYTES = QUANTISED_BLOCK / 2 }; /* columns; bytes of 4-bit weights */
+enum {
+    HALF = QUANTISED_BLOCK / 2,
+    BLOCK_BYTES = QUANTISED_BLOCK / 2,
+    AHEAD = 16 << 10
+}; /* columns; bytes of 4-bit weights */
 
 static inline __m256 load8(const uint8_t *at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)at)));
@@ -32,17 +36,36 @@ static inline __m256 start_sum(const Quantised *w, const QuantisedInput *x, int6
     return _mm256_mul_ps(_mm256_loadu_ps(x->sums + (i * w->groups + g) * QUANTISED_LANES), _mm256_set1_ps(-zero));
 }
 
-/* s[i][t] += x[i] . row t, columns [k, end) of a group. */
-static inline __attribute__((always_inline)) void add_8bit(const int m, const int together, const uint8_t *const *at,
-                                                           const float *x, int64_t x_row, int64_t k, int64_t end,
-                                                           __m256 s[QUANTISED_ROWS][4]) {
-    for (; k + 8 <= end; k += 8)
+/* Asks for what later rows have at byte k: rows are too short for the processor to see streams. `next` may lie behind
+ * the weight. */
+static inline __attribute__((always_inline)) void fetch_next(const int together, const uintptr_t *next, int64_t k) {
 #pragma GCC unroll 4
-        for (int t = 0; t < together; t++) {
-            __m256 v = load8(at[t] + k);
+    for (int t = 0; t < together; t++) _mm_prefetch((const char *)(next[t] + (uintptr_t)k), _MM_HINT_T0);
+}
+
+/* s[i][t] += x[i] . row t, 8 columns from k. */
+static inline __attribute__((always_inline)) void add8(const int m, const int together, const uint8_t *const *at,
+                                                       const float *x, int64_t x_row, int64_t k,
+                                                       __m256 s[QUANTISED_ROWS][4]) {
+#pragma GCC unroll 4
+    for (int t = 0; t < together; t++) {
+        __m256 v = load8(at[t] + k);
 #pragma GCC unroll 6
-            for (int i = 0; i < m; i++) s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x + i * x_row + k), v, s[i][t]);
-        }
+        for (int i = 0; i < m; i++) s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x + i * x_row + k), v, s[i][t]);
+    }
+}
+
+/* The same for columns [k, end) of a group. */
+static inline __attribute__((always_inline)) void add_8bit(const int m, const int together, const uint8_t *const *at,
+                                                           const uintptr_t *next, const float *x, int64_t x_row,
+                                                           int64_t k, int64_t end, __m256 s[QUANTISED_ROWS][4]) {
+    for (; k + 64 <= end; k += 64) {
+        fetch_next(together, next, k);
+#pragma GCC unroll 8
+        for (int c = 0; c < 64; c += 8) add8(m, together, at, x, x_row, k + c, s);
+    }
+    fetch_next(together, next, k);
+    for (; k + 8 <= end; k += 8) add8(m, together, at, x, x_row, k, s);
     if (k < end) /* of the row: x is 0 behind it */
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) {
@@ -66,8 +89,8 @@ static inline __attribute__((always_inline)) void add_half(const int m, const in
 
 /* The same for 4 bits; k is a multiple of 32. What lies behind `end` is multiplied by zeros. */
 static inline __attribute__((always_inline)) void add_4bit(const int m, const int together, const uint8_t *const *at,
-                                                           const float *x, int64_t x_row, int64_t k, int64_t end,
-                                                           __m256 s[QUANTISED_ROWS][4]) {
+                                                           const uintptr_t *next, const float *x, int64_t x_row,
+                                                           int64_t k, int64_t end, __m256 s[QUANTISED_ROWS][4]) {
     __m256i words[4];
     if (k % QUANTISED_BLOCK) {
 #pragma GCC unroll 4
@@ -77,6 +100,7 @@ static inline __attribute__((always_inline)) void add_4bit(const int m, const in
         k += HALF;
     }
     for (; k + HALF < end; k += QUANTISED_BLOCK) {
+        if (k % (2 * QUANTISED_BLOCK) == 0) fetch_next(together, next, k / 2);
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) words[t] = load_block(at[t] + k / 2);
         add_half(m, together, words, x + k, x_row, s);
@@ -95,14 +119,17 @@ static inline __attribute__((always_inline)) void add_4bit(const int m, const in
 static inline __attribute__((always_inline)) void dots_body(const int bits, const int m, const int together,
                                                             const Quantised *w, int64_t first, int64_t rows,
                                                             const QuantisedInput *x, float *c, int64_t c_row) {
+    int64_t step = together * w->row_bytes, ahead = step ? round_up(AHEAD, step) : 0;
     for (int64_t j = 0; j < rows; j += together) {
         const uint8_t *at[4];
+        uintptr_t next[4];
         int64_t row[4];
         __m256 total[QUANTISED_ROWS][4], s[QUANTISED_ROWS][4];
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) {
             row[t] = first + (j + t < rows ? j + t : j);
             at[t] = w->q + row[t] * w->row_bytes;
+            next[t] = (uintptr_t)at[t] + (uintptr_t)ahead;
         }
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++)
@@ -115,9 +142,9 @@ static inline __attribute__((always_inline)) void dots_body(const int bits, cons
 #pragma GCC unroll 4
                 for (int t = 0; t < together; t++) s[i][t] = start_sum(w, x, i, row[t], g);
             if (bits == 8)
-                add_8bit(m, together, at, x->x, x->row, k, end, s);
+                add_8bit(m, together, at, next, x->x, x->row, k, end, s);
             else
-                add_4bit(m, together, at, x->x, x->row, k, end, s);
+                add_4bit(m, together, at, next, x->x, x->row, k, end, s);
 #pragma GCC unroll 4
             for (int t = 0; t < together; t++) {
                 __m256 scale = _mm256_broadcast_ss(w->scales + row[t] * w->groups + g);
