@@ -100,6 +100,11 @@ HOST = Choice("cpu", "cpu", "fp32", 'device="cpu" was asked for', None)
 
 def choose(wanted: str, precision: str, fold: str | bool, options: Mapping[str, Any] | None) -> Choice:
     """Raises ValueError or TypeError for what is no choice, NpuError where device="npu" has no NPU."""
+    if precision == "bf16":
+        raise ValueError(
+            'precision="bf16": there are no kernels for AVX512-BF16 or AMX in this version, which it would need; '
+            'use precision="w8", or compile model.bfloat16(), whose weights are read as bf16 and summed in f32'
+        )
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
     if fold not in ("auto", True, False):

@@ -13,16 +13,15 @@ static inline __attribute__((always_inline)) __m256 load8(const bool brief, cons
     return brief ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)) : _mm256_cvtph_ps(half);
 }
 
-/* `together` rows of w at a time. While they are read, rows `ahead` bytes behind them are asked for: a row is too short
- * for the processor to see a stream. */
+/* `together` rows of w at a time. While 64 bytes of each are read, as much that lies AHEAD is asked for: rows are too
+ * short, and too many at once, for the processor to see streams. */
 static inline __attribute__((always_inline)) void dots_body(const bool brief, const int m, const int together,
                                                             const float *x, int64_t x_row, int64_t rows,
                                                             const uint16_t *w, int64_t w_row, int64_t k, float *c,
                                                             int64_t c_row) {
-    int64_t step = together * w_row * 2;
-    uintptr_t ahead = step > 0 ? (uintptr_t)((AHEAD + step - 1) / step * step) : 0;
     for (int64_t j = 0; j < rows; j += together) {
         const uint16_t *at[4];
+        uintptr_t next = (uintptr_t)(w + j * w_row) + AHEAD; /* may lie behind the weight */
         __m256 s[MOST_ROWS][4];
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) at[t] = w + (j + t < rows ? j + t : j) * w_row;
@@ -35,7 +34,7 @@ static inline __attribute__((always_inline)) void dots_body(const bool brief, co
             if (p % 32 == 0)
 #pragma GCC unroll 4
                 for (int t = 0; t < together; t++)
-                    _mm_prefetch((const char *)((uintptr_t)(at[t] + p) + ahead), _MM_HINT_T0);
+                    _mm_prefetch((const char *)(next + (uintptr_t)(2 * p * together + 64 * t)), _MM_HINT_T0);
 #pragma GCC unroll 4
             for (int t = 0; t < together; t++) {
                 __m256 v = load8(brief, at[t] + p);

@@ -9,7 +9,7 @@
 enum {
     HALF = QUANTISED_BLOCK / 2,
     BLOCK_BYTES = QUANTISED_BLOCK / 2,
-    AHEAD = 16 << 10
+    AHEAD = 8 << 10
 }; /* columns; bytes of 4-bit weights */
 
 static inline __m256 load8(const uint8_t *at) {
@@ -36,11 +36,12 @@ static inline __m256 start_sum(const Quantised *w, const QuantisedInput *x, int6
     return _mm256_mul_ps(_mm256_loadu_ps(x->sums + (i * w->groups + g) * QUANTISED_LANES), _mm256_set1_ps(-zero));
 }
 
-/* Asks for what later rows have at byte k: rows are too short for the processor to see streams. `next` may lie behind
- * the weight. */
-static inline __attribute__((always_inline)) void fetch_next(const int together, const uintptr_t *next, int64_t k) {
+/* Asks for a part of the memory AHEAD, which may lie behind the weight: while 64 bytes of each of `together` rows are
+ * read, as much that follows. Rows are too short, and too many at once, for the processor to see streams. */
+static inline __attribute__((always_inline)) void fetch_next(const int together, uintptr_t next, int64_t k) {
 #pragma GCC unroll 4
-    for (int t = 0; t < together; t++) _mm_prefetch((const char *)(next[t] + (uintptr_t)k), _MM_HINT_T0);
+    for (int t = 0; t < together; t++)
+        _mm_prefetch((const char *)(next + (uintptr_t)(k * together + 64 * t)), _MM_HINT_T0);
 }
 
 /* s[i][t] += x[i] . row t, 8 columns from k. */
@@ -57,8 +58,8 @@ static inline __attribute__((always_inline)) void add8(const int m, const int to
 
 /* The same for columns [k, end) of a group. */
 static inline __attribute__((always_inline)) void add_8bit(const int m, const int together, const uint8_t *const *at,
-                                                           const uintptr_t *next, const float *x, int64_t x_row,
-                                                           int64_t k, int64_t end, __m256 s[QUANTISED_ROWS][4]) {
+                                                           uintptr_t next, const float *x, int64_t x_row, int64_t k,
+                                                           int64_t end, __m256 s[QUANTISED_ROWS][4]) {
     for (; k + 64 <= end; k += 64) {
         fetch_next(together, next, k);
 #pragma GCC unroll 8
@@ -89,8 +90,8 @@ static inline __attribute__((always_inline)) void add_half(const int m, const in
 
 /* The same for 4 bits; k is a multiple of 32. What lies behind `end` is multiplied by zeros. */
 static inline __attribute__((always_inline)) void add_4bit(const int m, const int together, const uint8_t *const *at,
-                                                           const uintptr_t *next, const float *x, int64_t x_row,
-                                                           int64_t k, int64_t end, __m256 s[QUANTISED_ROWS][4]) {
+                                                           uintptr_t next, const float *x, int64_t x_row, int64_t k,
+                                                           int64_t end, __m256 s[QUANTISED_ROWS][4]) {
     __m256i words[4];
     if (k % QUANTISED_BLOCK) {
 #pragma GCC unroll 4
@@ -119,17 +120,15 @@ static inline __attribute__((always_inline)) void add_4bit(const int m, const in
 static inline __attribute__((always_inline)) void dots_body(const int bits, const int m, const int together,
                                                             const Quantised *w, int64_t first, int64_t rows,
                                                             const QuantisedInput *x, float *c, int64_t c_row) {
-    int64_t step = together * w->row_bytes, ahead = step ? round_up(AHEAD, step) : 0;
     for (int64_t j = 0; j < rows; j += together) {
         const uint8_t *at[4];
-        uintptr_t next[4];
+        uintptr_t next = (uintptr_t)(w->q + (first + j) * w->row_bytes) + AHEAD;
         int64_t row[4];
         __m256 total[QUANTISED_ROWS][4], s[QUANTISED_ROWS][4];
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) {
             row[t] = first + (j + t < rows ? j + t : j);
             at[t] = w->q + row[t] * w->row_bytes;
-            next[t] = (uintptr_t)at[t] + (uintptr_t)ahead;
         }
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++)
