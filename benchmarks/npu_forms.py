@@ -39,6 +39,7 @@ class Shape:
     seq: int = 128
     bias: bool = True  # of q, k, v
     head_dim: int = 0
+    past: int = 0  # of a step of decoding: positions of the cache (npu_forms_decode)
 
     @property
     def dim(self) -> int:
@@ -53,6 +54,7 @@ BLOCKS = {
     "lfm2": Shape("llama", 2560, 32, 8, 10752, bias=False),
     "llama8b": Shape("llama", 4096, 32, 8, 14336, bias=False),
 }
+BLOCKS |= {f"{name}-decode": replace(shape, seq=1, past=1024) for name, shape in BLOCKS.items()}
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Form:
     ffn_split: int = 1  # the feed-forward in that many pieces of the inner dimension, added up
     act_split: bool = False  # the activation on the pieces of the down projection
     head_split: int = 1  # attention in that many groups of heads, their projections included
+    cache: str = "concat"  # of a step of decoding (npu_forms_decode): concat, joined, select, blend, scatter, ...
+    whole: bool = False  # the cache goes out, not the new row
 
 
 class Builder:
@@ -382,6 +386,10 @@ GROUPED: dict[str, dict[str, Any]] = {
 
 
 def rows_of(shape: Shape) -> dict[str, dict[str, Any]]:
+    if shape.past:
+        from benchmarks.npu_forms_decode import ROWS
+
+        return ROWS
     own = GPT2 if shape.kind == "gpt2" else {**LLAMA, **(GROUPED if shape.heads != shape.kv_heads else {})}
     return {"base": {}, **COMMON, **own}
 
@@ -393,7 +401,13 @@ def possible(shape: Shape, form: Form) -> bool:
 def measure(shape: Shape, form: Form, target: str) -> Result:
     with tempfile.TemporaryDirectory(prefix="forge-forms-") as folder:
         xml = Path(folder, "block.xml")
-        ov.save_model(Builder(shape, form).block(), xml, compress_to_fp16=False)
+        if shape.past:
+            from benchmarks.npu_forms_decode import DecodeBuilder
+
+            model = DecodeBuilder(shape, form).block()
+        else:
+            model = Builder(shape, form).block()
+        ov.save_model(model, xml, compress_to_fp16=False)
         return compile_ir(xml, target, estimate=True)
 
 

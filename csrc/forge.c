@@ -10,7 +10,7 @@
 #include "passes/autotune.h"
 
 static const char default_passes[] =
-    "dce,cse,fold,device_constant,cse,dce,dequantise,attention_fusion,dce,operator_fusion,cse,dce,layout";
+    "dce,cse,fold,device_constant,cse,dce,dequantise,attention_fusion,dce,cache_update,operator_fusion,cse,dce,layout";
 enum { MAX_PASSES = 64, AUTOTUNE_MS = 200 };
 
 double forge_now_ms(void) {
@@ -212,6 +212,7 @@ Code program_build(Context *ctx, Program *program, Graph *captured, const Compil
     pc.options.weight_bits = options->weight_bits;
     pc.options.weight_group = options->weight_group;
     pc.options.quantised = !target->npu;
+    pc.options.npu = target->npu;
     TRY(run_passes(&pc, captured, &pipeline, target, options, program));
     program->remarks = pc.remarks;
     /* The passes leave their old versions behind in the captured graph's arena; what the program keeps is compact. */

@@ -69,10 +69,11 @@ bool alloc_may_share(const Npuir *ir, TraitsFn traits, uint32_t input, uint32_t 
     const Buffer *source = &ir->buffers[from], *target = &ir->buffers[to];
     if (source->space != SPACE_INPUT || target->space != SPACE_OUTPUT || target->index != output) return false;
     if (source->bytes != target->bytes) return false;
-    bool written = false;
+    bool written = false, settled = false; /* settled: what the segment that wrote it comes to an end with is there */
     for (uint32_t position = 0; position < ir->n_instrs; position++) {
         const Instr *instr = &ir->instrs[ir->order[position]];
-        if (instr->device != DEVICE_CPU) return false;
+        bool on_npu = instr->device == DEVICE_NPU;
+        if (settled && on_npu) return false; /* a device can be lost, and the call made again */
         uint32_t operand, result, again;
         bool reads = looks_into(ir, instr->in, instr->n_in, from, &operand);
         bool writes = looks_into(ir, instr->out, instr->n_out, to, &result);
@@ -81,6 +82,7 @@ bool alloc_may_share(const Npuir *ir, TraitsFn traits, uint32_t input, uint32_t 
         if (reads && written) return false;
         if (reads && writes && (result != 0 || !reads_in_place(ir, traits, instr, from))) return false;
         written = written || writes;
+        settled = written && (settled || !on_npu);
     }
     return written;
 }

@@ -207,11 +207,15 @@ Code alloc_check_shared(Context *ctx, const Npuir *ir, uint32_t input, uint32_t 
         return fail(ctx, CODE_INTERNAL, "shared memory: there is no input %u or output %u", input, output);
     BufferId old = ir->regs[ir->inputs[input]].buffer, new = ir->regs[ir->outputs[output]].buffer;
     bool is_new = false; /* what the memory holds */
+    Device made_on = DEVICE_CPU;
     if (old == new || ir->buffers[old].bytes != ir->buffers[new].bytes)
         return fail(ctx, CODE_INTERNAL, "shared memory: input %u and output %u differ in size", input, output);
     for (uint32_t p = 0; p < ir->n_instrs; p++) {
         const Instr *instr = &ir->instrs[ir->order[p]];
         const Register *made = NULL;
+        if (is_new && instr->device != made_on) made_on = DEVICE_CPU; /* the segment is over */
+        if (is_new && instr->device == DEVICE_NPU && made_on != DEVICE_NPU)
+            return fail(ctx, CODE_INTERNAL, "shared memory: a segment that can fail follows, and input %u is gone", input);
         for (uint32_t k = 0; k < instr->n_out; k++) {
             if (instr->out[k] == REG_NONE || ir->regs[instr->out[k]].buffer != new) continue;
             if (is_new) return fail(ctx, CODE_INTERNAL, "shared memory: output %u is written twice", output);
@@ -228,6 +232,7 @@ Code alloc_check_shared(Context *ctx, const Npuir *ir, uint32_t input, uint32_t 
                             op_info(instr->op)->name, p, wants_new ? "output" : "input", wants_new ? output : input,
                             output);
         }
+        if (made) made_on = instr->device;
         is_new = is_new || made;
     }
     return is_new ? CODE_OK : fail(ctx, CODE_INTERNAL, "shared memory: output %u is never written", output);

@@ -5,8 +5,8 @@
 
 uint32_t emit_default_forms(const Target *target, Precision precision) {
     (void)precision;
-    uint32_t forms =
-        FORM_SDPA | FORM_STACKED_QUERIES | FORM_MVN | FORM_SPLIT_N | FORM_SPLIT_K | FORM_MASK_ARGUMENT | FORM_FUSE_PAIR;
+    uint32_t forms = FORM_SDPA | FORM_STACKED_QUERIES | FORM_MVN | FORM_SPLIT_N | FORM_SPLIT_K | FORM_MASK_ARGUMENT |
+                     FORM_FUSE_PAIR | FORM_JOINED_SCORES;
     return strcmp(target->name, "npu3720") == 0 ? forms | FORM_SIGNED_SIN : forms;
 }
 

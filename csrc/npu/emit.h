@@ -93,6 +93,8 @@ MUST_USE Code emit_reduce_dims(Emitter *e, const char *type, Wire x, const int64
  */
 /* The wire of a graph value: made before, a port, a constant, or a view of one of these. */
 MUST_USE Code emit_value(Emitter *e, ValueId value, Wire *out);
+/* Whether emit_value has a way to it in this block. */
+bool emit_reaches(const Emitter *e, ValueId value);
 /* Operand k of the instruction being written; WIRE_NONE if it is absent. */
 MUST_USE Code emit_operand(Emitter *e, uint32_t k, Wire *out);
 /* The same, but an operand that is only `expand`ed may come unexpanded: for operators that broadcast by themselves. */

@@ -163,12 +163,12 @@ static Code make_mask(Emitter *e, const Sizes *z, Mask *mask) {
 /* --- grouped queries ---------------------------------------------------------------------------------------------- */
 /* k and v repeated, a head of theirs for each head of q. */
 static Code repeat_heads(Emitter *e, const Sizes *z, Wire x, int64_t width, Wire *out) {
-    int64_t r = z->h / z->g;
+    int64_t r = z->h / z->g, t = wire_type(e, x)->shape[2];
     *out = x;
     if (r == 1) return CODE_OK;
-    TRY(emit_reshape(e, x, 5, (int64_t[]){z->b, z->g, 1, z->t, width}, out));
-    TRY(emit_broadcast(e, *out, 5, (int64_t[]){z->b, z->g, r, z->t, width}, out));
-    return emit_reshape(e, *out, 4, (int64_t[]){z->b, z->h, z->t, width}, out);
+    TRY(emit_reshape(e, x, 5, (int64_t[]){z->b, z->g, 1, t, width}, out));
+    TRY(emit_broadcast(e, *out, 5, (int64_t[]){z->b, z->g, r, t, width}, out));
+    return emit_reshape(e, *out, 4, (int64_t[]){z->b, z->h, t, width}, out);
 }
 
 /* The mask for queries that are stacked: [b, h, S, T] becomes [b, 1 or G, r * S, T]. */
@@ -213,13 +213,82 @@ static Code attend(Emitter *e, Wire q, Wire k, Wire v, Wire mask, double scale, 
                       "transpose_a=\"false\" transpose_b=\"false\"");
 }
 
+/* --- keys and values in two pieces -------------------------------------------------------------------------------- */
+/* The two values that operand k is a concatenation of, along the keys: a cache and its new rows. */
+static bool pieces_of(const Emitter *e, uint32_t k, ValueId pieces[2]) {
+    const Node *cat = value_node(e->g, e->instr->node->operands[k]);
+    if (cat->op != OP_cat || cat->n_operands != 2 || node_int(cat, ATTR_dim) != 2) return false;
+    memcpy(pieces, cat->operands, 2 * sizeof *pieces);
+    return emit_reaches(e, pieces[0]) && emit_reaches(e, pieces[1]);
+}
+
+static bool in_pieces(const Emitter *e, ValueId keys[2], ValueId values[2]) {
+    return (e->options->forms & FORM_JOINED_SCORES) && pieces_of(e, 1, keys) && pieces_of(e, 2, values) &&
+           graph_value(e->g, keys[0])->shape[2] == graph_value(e->g, values[0])->shape[2];
+}
+
+/* Scores of either piece side by side, one softmax over all, and the sum of both products: nothing as large as the
+ * cache is made. */
+static Code attend_pieces(Emitter *e, Wire q, const Wire k[2], const Wire v[2], Wire mask, double scale, Wire *out) {
+    Wire scores[2], part[2], all;
+    int64_t start = 0;
+    TRY(emit_binary_number(e, "Multiply", q, scale, &q));
+    for (int i = 0; i < 2; i++) {
+        WireType type = *wire_type(e, q);
+        type.shape[3] = wire_type(e, k[i])->shape[2];
+        TRY(emit_layer(e, "MatMul", 1, (Wire[]){q, k[i]}, 2, &type, 1, &scores[i],
+                       "transpose_a=\"false\" transpose_b=\"true\""));
+    }
+    TRY(emit_concat(e, scores, 2, 3, &all));
+    if (mask != WIRE_NONE) TRY(emit_binary(e, "Add", 1, all, mask, &all));
+    WireType type = *wire_type(e, all);
+    TRY(emit_layer(e, "SoftMax", 8, (Wire[]){all}, 1, &type, 1, &all, "axis=\"3\""));
+    for (int i = 0; i < 2; i++) {
+        int64_t n = wire_type(e, v[i])->shape[2];
+        WireType result = *wire_type(e, q);
+        result.shape[3] = wire_type(e, v[i])->shape[3];
+        TRY(emit_slice(e, all, 3, start, start + n, 1, &part[i]));
+        start += n;
+        if (n == 1)
+            TRY(emit_binary(e, "Multiply", 1, part[i], v[i], &part[i]));
+        else
+            TRY(emit_layer(e, "MatMul", 1, (Wire[]){part[i], v[i]}, 2, &result, 1, &part[i],
+                           "transpose_a=\"false\" transpose_b=\"false\""));
+    }
+    return emit_binary(e, "Add", 1, part[0], part[1], out);
+}
+
+/* --- all ---------------------------------------------------------------------------------------------------------- */
+/* q [b, h, S, d] over k and v, whole or in `n` = 2 pieces. */
+static Code attend_heads(Emitter *e, const Sizes *z, Wire q, Wire *k, Wire *v, int n, Wire mask, double scale,
+                         Wire *out) {
+    bool stacked = z->h != z->g && (e->options->forms & FORM_STACKED_QUERIES);
+    if (stacked) {
+        TRY(emit_reshape(e, q, 4, (int64_t[]){z->b, z->g, z->h / z->g * z->s, z->d}, &q));
+        if (mask != WIRE_NONE) TRY(stack_mask(e, z, mask, &mask));
+    }
+    for (int i = 0; i < n && !stacked; i++) {
+        TRY(repeat_heads(e, z, k[i], z->d, &k[i]));
+        TRY(repeat_heads(e, z, v[i], z->e, &v[i]));
+    }
+    if (n == 2)
+        TRY(attend_pieces(e, q, k, v, mask, scale, out));
+    else
+        TRY(attend(e, q, k[0], v[0], mask, scale, out));
+    return stacked ? emit_reshape(e, *out, 4, (int64_t[]){z->b, z->h, z->s, z->e}, out) : CODE_OK;
+}
+
 Code emit_attention(Emitter *e) {
     const Node *node = e->instr->node;
-    Wire q, k, v, out;
+    Wire q, k[2], v[2], out;
+    ValueId keys[2], values[2];
     Mask mask;
     TRY(emit_operand(e, 0, &q));
-    TRY(emit_operand(e, 1, &k));
-    TRY(emit_operand(e, 2, &v));
+    int n = in_pieces(e, keys, values) ? 2 : 1;
+    for (int i = 0; i < n; i++) {
+        TRY(emit_value(e, n == 2 ? keys[i] : node->operands[1], &k[i]));
+        TRY(emit_value(e, n == 2 ? values[i] : node->operands[2], &v[i]));
+    }
     const int64_t *query = graph_value(e->g, node->operands[0])->shape,
                   *key = graph_value(e->g, node->operands[1])->shape,
                   *value = graph_value(e->g, node->operands[2])->shape;
@@ -234,16 +303,7 @@ Code emit_attention(Emitter *e) {
                .safe = node_int(node, ATTR_safe) != 0};
     double scale = node_float(node, ATTR_scale);
     TRY(make_mask(e, &z, &mask));
-    if (z.h != z.g && (e->options->forms & FORM_STACKED_QUERIES)) {
-        TRY(emit_reshape(e, q, 4, (int64_t[]){z.b, z.g, z.h / z.g * z.s, z.d}, &q));
-        if (mask.add != WIRE_NONE) TRY(stack_mask(e, &z, mask.add, &mask.add));
-        TRY(attend(e, q, k, v, mask.add, scale, &out));
-        TRY(emit_reshape(e, out, 4, (int64_t[]){z.b, z.h, z.s, z.e}, &out));
-    } else {
-        TRY(repeat_heads(e, &z, k, z.d, &k));
-        TRY(repeat_heads(e, &z, v, z.e, &v));
-        TRY(attend(e, q, k, v, mask.add, scale, &out));
-    }
+    TRY(attend_heads(e, &z, q, k, v, n, mask.add, scale, &out));
     if (mask.keep != WIRE_NONE) TRY(emit_binary(e, "Multiply", 1, out, mask.keep, &out));
     return emit_result(e, 0, out);
 }

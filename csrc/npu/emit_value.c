@@ -85,6 +85,14 @@ static Code walk_back(const Emitter *e, ValueId value, const Node **path, uint32
     return CODE_OK;
 }
 
+bool emit_reaches(const Emitter *e, ValueId value) {
+    while (e->wires[value] == WIRE_NONE && value_node(e->g, value)->op != OP_constant) {
+        if (!is_view(value_node(e->g, value))) return false;
+        value = value_node(e->g, value)->operands[0];
+    }
+    return true;
+}
+
 bool emit_is_constant(const Emitter *e, ValueId value, WeightSource *out) {
     const Node *path[64], *node;
     uint32_t count = 0;

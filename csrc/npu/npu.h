@@ -96,6 +96,8 @@ enum {
     FORM_MASK_ARGUMENT = 1 << 6,   /* known masks as arguments: as constants they are expanded to a mask a head */
     FORM_SIGNED_SIN = 1 << 5,      /* rotary embedding: the signs of the rotation in sin, so that the compiler does not
                                     * make its own operator of it; that one fails for two heads on NPU3720 */
+    FORM_JOINED_SCORES = 1 << 8,   /* attention to two tensors of keys one behind the other (a cache and its new rows):
+                                    * the scores are joined, not the keys and values */
 };
 
 typedef struct EmitOptions {

@@ -45,6 +45,7 @@ typedef struct PassOptions {
     int weight_bits;          /* quantise: 8 or 4; 0: weights stay as they are */
     int64_t weight_group;     /* quantise: columns that share a scale; 0: all */
     bool quantised;           /* the target has products with quantised weights */
+    bool npu;                 /* the target has an NPU */
 } PassOptions;
 void pass_options_default(PassOptions *options);
 
