@@ -30,7 +30,7 @@ from .capture import Captured, Kind, Ref, capture_export
 from .compile import compile, dump
 from .compiled import CompiledModel
 from .dynamo_fx import Inputs, Runner, apart, is_open, is_static, readable
-from .errors import CompileError, FallbackError, FallbackWarning, source_of
+from .errors import CompileError, FallbackError, FallbackWarning, NpuWarning, source_of
 from .fastcapture import Unsupported, capture_fast
 from .lowering.outputs import may_share
 from .overlap import Overlap
@@ -155,7 +155,8 @@ def _check_options(options: dict[str, Any]) -> None:
             raise TypeError(f'backend "forge" has no option {name!r}{hint}; known are {", ".join(known)}')
     if repr(options) in _checked:
         return
-    with torch.autocast("cpu", enabled=False), torch.no_grad():
+    with torch.autocast("cpu", enabled=False), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NpuWarning)  # that nothing of this one is placed on the NPU
         compiled = compile(torch.neg, (torch.zeros(1),), **options)
         compiled(torch.zeros(1))  # says why, if with these options nothing can be run
     if len(_checked) < _REPORTS:

@@ -22,6 +22,7 @@ import forge_ugc
 from benchmarks import npu_compiler
 from tests import npu_ir
 from tests.models.families import build, input_ids
+from tests.npu_decode import WithCache, arguments
 from tests.opcheck import tensor
 from tests.tables import Builder, array
 from tests.test_npu_emit import BINARY, MOVE, REDUCE, UNARY
@@ -269,4 +270,25 @@ def test_family_in_bfloat16(tmp_path: Path) -> None:
         paths = [tmp_path / precision / block["xml"] for block in manifest["blocks"]]
         assert not any('"bf16"' in path.read_text() for path in paths)
         jobs += [(f"{precision} {path.name}", path, "NPU4000") for path in paths]
+    accepted(jobs)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "llama8b"])
+def test_family_with_a_cache(name: str, tmp_path: Path) -> None:
+    """The graphs of a prompt and of a step, with a cache of 256 positions as input; no scattered write is among them."""
+    settings = {**SMALL[name], "vocab_size": 512}
+    model = build(name, LAYERS, **settings).m
+    jobs, size = [], 256
+    for what, first, count in (("prompt", 0, 64), ("step", 64, 1)):
+        function = WithCache(model, 1, size, started=first > 0)
+        args = arguments(torch.arange(count)[None] + 3, first, size)
+        for target in npu_compiler.TARGETS:
+            folder = tmp_path / f"{what} {target}"
+            device = f"npu:plan:{target.lower()}"
+            compiled = forge_ugc.compile(function, (*args, *function.state()), device=device, precision="fp16")
+            assert compiled.report["transitions"]["after"] == 2
+            blocks = compiled.save_openvino_ir(folder)["blocks"]
+            paths = [folder / block["xml"] for block in blocks]
+            assert not any("Scatter" in path.read_text() for path in paths)
+            jobs += [(f"{what} {path.name}", path, target) for path in paths]
     accepted(jobs)
