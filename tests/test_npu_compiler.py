@@ -275,7 +275,7 @@ def test_family_in_bfloat16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "llama8b"])
 def test_family_with_a_cache(name: str, tmp_path: Path) -> None:
-    """The graphs of a prompt and of a step, with a cache of 256 positions as input; no scattered write is among them."""
+    """The graphs of a prompt and of a step, with a cache as input; no scattered write is among them."""
     settings = {**SMALL[name], "vocab_size": 512}
     model = build(name, LAYERS, **settings).m
     jobs, size = [], 256
