@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from .measure import end_with_parent
 from .models import Subject, build
 
 TARGETS = ("cpu", "npu4000")
@@ -175,6 +176,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {"plan": plan, "growth": growth
 
 
 def main() -> None:
+    end_with_parent()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warnings.filterwarnings("ignore")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ from typing import Any
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
+PR_SET_PDEATHSIG = 1
 RESET_PEAK = "5"  # to clear_refs: VmHWM starts again from the present size
 
 
@@ -74,6 +78,12 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     result = run()
     return time.perf_counter() - start, result
+
+
+def end_with_parent() -> None:
+    """The benchmark may be stopped while this process works for minutes: then it is not to go on alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def resident_bytes() -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .energy import Rapl
-from .measure import PeakMemory, resident_bytes, timed
+from .measure import PeakMemory, end_with_parent, resident_bytes, timed
 from .models import Subject, build, inputs, vocabulary_of
 from .systems import Built, Call, system
 
@@ -142,6 +142,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     warnings.filterwarnings("ignore")
+    end_with_parent()
     job = json.loads(sys.argv[1])
     if not {"forge", "eager"} & {name.partition(":")[0] for name in job["systems"]}:
         give_way()

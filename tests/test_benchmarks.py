@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +265,20 @@ def test_a_system_that_fails_in_a_call_leaves_the_others(fails_at, tmp_path, mon
     session._latency(hosts, measured, plan, lambda text: None, drop)
     assert set(dropped) == {"openvino", "openvino-default"} and "memory" in dropped["openvino"]
     assert all(len(measured[n]["turns"]) == 2 for n in ("forge", "eager"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's prctl")
+def test_processes_end_with_their_parent():
+    """The parent is killed, so that it can end nothing; its child would sleep on."""
+    child = "from benchmarks import measure as m; m.end_with_parent(); print('up', flush=True); m.time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout.readline() == "up\n"
+    start = time.monotonic()
+    process.kill()
+    process.wait()
+    assert process.stdout.read() == "" and time.monotonic() - start < 30  # the child held the pipe's other end
+    process.stdout.close()
 
 
 def test_slow_calls_are_fewer():
