@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import _core, npu
+from .adapters import Adapters, find_adapters
 from .capture import Captured, capture_export
 from .compiled import CompiledModel, Options
 from .containers import check_cache, register_caches, register_dataclasses
@@ -88,6 +89,21 @@ def compile(
         NpuError: (a RuntimeError with `reason`) device="npu" has no NPU, or its compiler refuses a graph.
         ValueError: an option that cannot be.
     """
+    settings: dict[str, Any] = {
+        "device": device,
+        "precision": precision,
+        "passes": passes,
+        "alpha": alpha,
+        "autotune": autotune,
+        "strict": strict,
+        "dynamic_shapes": dynamic_shapes,
+        "capture": capture,
+        "num_threads": num_threads,
+        "pack": pack,
+        "progress": progress,
+        "fold": fold,
+        "npu_options": npu_options,
+    }
     choice = npu.choose(str(device), precision, fold, npu_options)
     options = _options(choice, passes, alpha, autotune, strict, num_threads, pack)
     if capture not in ("auto", "export"):
@@ -107,6 +123,8 @@ def compile(
         compiled = CompiledModel(model, captured, options, example)
         end = time.perf_counter()
     compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)
+    if find_adapters(model):
+        compiled._adapters = Adapters(model, compiled, settings)
     _warn_fallbacks(compiled.report["fallbacks"])
     if model is captured:
         return compiled

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import npu
+from .adapters import Adapters
 from .capture import Captured, Kind, TensorMeta
 from .containers import SameContainer
 from .errors import CompileError, NpuWarning
@@ -143,6 +144,7 @@ class CompiledModel:
         self._signature = captured.signature
         self._lock = threading.RLock()
         self._warned_grad = False
+        self._adapters: Adapters | None = None
         self._read_inputs(captured)
         written = {w.writes for w in captured.writes}
         slots = {s.place: s for i, s in captured.slots.items() if i not in written}
@@ -181,6 +183,10 @@ class CompiledModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program. TypeError names an input whose structure, dtype or shape is not the example's."""
+        if self._adapters is not None:
+            current = self._adapters.current(args, kwargs)
+            if current is not self:
+                return current(*args, **kwargs)
         values, leaves = self._admit(args, kwargs)
         plan = self._plan(leaves)
         containers = self._captured.containers
@@ -501,6 +507,17 @@ class CompiledModel:
         """An independent copy: of the model's weights too, where it is a module."""
         if not isinstance(self._model, torch.nn.Module):
             return self
+        if self._adapters is not None:
+            current = self._adapters.present()
+            if current is not self:
+                memo[id(self)] = other = copy.deepcopy(current, memo)
+            else:
+                other = self._copied(memo)
+            other._adapters = self._adapters.follow(other._model, other)
+            return other
+        return self._copied(memo)
+
+    def _copied(self, memo: dict[int, Any]) -> CompiledModel:
         model = copy.deepcopy(self._model, memo)
         moved: dict[int, dict[str, Any]] = {}
         for old, new in zip(self._model.modules(), model.modules(), strict=True):
@@ -530,7 +547,7 @@ class CompiledModel:
         """
         from .saving import save
 
-        save(self, path)
+        save(self if self._adapters is None else self._adapters.present(), path)
 
     def __reduce__(self) -> Any:
         """Pickles as its artefact: what comes back is a LoadedModel, for the same kind of device."""

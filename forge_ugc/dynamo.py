@@ -29,7 +29,7 @@ from torch.fx import traceback
 from .capture import Captured, Kind, Ref, capture_export
 from .compile import compile, dump
 from .compiled import CompiledModel
-from .dynamo_fx import Inputs, Runner, apart, is_open, is_static, readable
+from .dynamo_fx import Inputs, Runner, apart, is_open, is_static, readable, take_apart
 from .errors import CompileError, FallbackError, FallbackWarning, NpuWarning, source_of
 from .fastcapture import Unsupported, capture_fast
 from .lowering.outputs import may_share
@@ -131,12 +131,15 @@ def forge(
     _graphs.append(record)
     # who compiled before a reset is not known to torch._dynamo.reset() any more
     getattr(torch._dynamo.eval_frame, "cached_backends", {}).setdefault(id(forge), forge)
-    reason = _obstacle(gm, example_inputs)
+    taken_apart = take_apart(gm, example_inputs)
+    graph_module, spread = taken_apart or (gm, list)
+    inputs = spread(example_inputs)
+    reason = _obstacle(graph_module, inputs)
     if not reason:
-        graph = _Graph(gm, example_inputs, options, record)
-        reason = graph.start(example_inputs)
+        graph = _Graph(graph_module, inputs, options, record)
+        reason = graph.start(inputs)
         if not reason:
-            return graph
+            return graph if taken_apart is None else lambda *args: graph(*spread(args))
     if options.get("strict"):
         raise FallbackError(f"strict=True, and graph {record.name} would run through torch: {reason}", [])
     return _through_torch(gm, example_inputs, record, reason)

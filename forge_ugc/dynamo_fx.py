@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .errors import recorded_at
+from .state import made_of_tensors, parts_of
 
 Inputs = Sequence[Any]
 
@@ -100,3 +101,68 @@ class _Interpreter(torch.fx.Interpreter):
         """Leaves the autocast regions that an exception left open."""
         while self.entered:
             self.entered.pop().__exit__(None, None, None)
+
+
+# --- tensors made of tensors ------------------------------------------------------------------------------------------
+
+
+class _Assemble:
+    """Makes a tensor that is made of tensors (quantised weights) of its parts, as it was made when it was compiled."""
+
+    def __init__(self, like: Any) -> None:
+        self.kind, (self.names, self.others) = type(like), parts_of(like)
+        self.size, self.stride = like.size(), like.stride()
+        self.__name__ = f"assemble_{self.kind.__name__}"
+
+    def __call__(self, *parts: torch.Tensor) -> Any:
+        named = dict(zip(self.names, parts, strict=True))
+        return self.kind.__tensor_unflatten__(named, self.others, self.size, self.stride)
+
+    def parts(self, tensor: Any) -> list[torch.Tensor]:
+        if type(tensor) is not self.kind:
+            was, now = self.kind.__name__, type(tensor).__name__
+            raise TypeError(f"a weight was a {was} when it was compiled, and is a {now}")
+        return [getattr(tensor, name) for name in self.names]
+
+
+def take_apart(
+    gm: torch.fx.GraphModule, example_inputs: Inputs
+) -> tuple[torch.fx.GraphModule, Callable[[Inputs], list[Any]]] | None:
+    """A graph that takes the parts of weights made of tensors, and what makes its inputs of the old graph's; None if
+    there are no such weights."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    made = {
+        i: _Assemble(value)
+        for i, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
+        if isinstance(value, torch.Tensor) and made_of_tensors(type(value)) and is_static(node, value)
+    }
+    if not made:
+        return None
+    graph = torch.fx.Graph()
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    pending: list[tuple[torch.fx.Node, _Assemble, list[torch.fx.Node]]] = []
+    for i, node in enumerate(placeholders):
+        if i not in made:
+            copied[node] = graph.node_copy(node)
+            continue
+        parts = []
+        for name, part in zip(made[i].names, made[i].parts(example_inputs[i]), strict=True):
+            new = graph.placeholder(f"{node.name}_{name}")
+            new.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+            new.meta["example_value"] = torch.empty_like(part, device="meta")
+            parts.append(new)
+        pending.append((node, made[i], parts))
+    for node, assemble, parts in pending:
+        copied[node] = graph.call_function(assemble, tuple(parts))
+    for node in gm.graph.nodes:
+        if node.op != "placeholder":
+            new = graph.node_copy(node, copied.__getitem__)
+            copied[node] = new
+
+    def spread(args: Inputs) -> list[Any]:
+        flat: list[Any] = []
+        for i, value in enumerate(args):
+            flat.extend(made[i].parts(value)) if i in made else flat.append(value)
+        return flat
+
+    return torch.fx.GraphModule(gm, graph), spread

@@ -25,10 +25,10 @@ from .capture import Captured, Kind, Node, Output, Ref, capture_export
 from .containers import Watch
 from .residue import evict, holders
 from .signature import Signature
-from .state import Slot, parts_of
+from .state import Slot, made_of_tensors, parts_of
 
 try:
-    from .record import Functions, Recorder, Symbol, made_of_tensors
+    from .record import Functions, Recorder, Symbol
     from .record_rules import Unsupported
 
     _MISSING = ""

@@ -31,13 +31,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .capture import Kind, Node, Ref, TensorMeta
 from .errors import _OWN_DIR, _TORCH_DIR, known_source
 from .record_rules import LIFT, Outcome, Rule, Type, Unsupported, outcome_of, rule_of
-from .state import Slot, parts_of
+from .state import Slot, made_of_tensors, parts_of
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MAX_CONSTANTS = 64 << 20  # bytes; more would be copied than is worth it
-_MADE_OF_TENSORS = ("torchao",)  # packages whose tensors made of tensors do nothing but call operators on these
 
 
 class Memory:
@@ -359,12 +358,6 @@ class Recorder(TorchDispatchMode):
             if leaf is not None:
                 self.written[leaf[0]] = target.node
         return target
-
-
-@functools.cache
-def made_of_tensors(kind: Any) -> bool:
-    """Whether a class is of tensors that consist of others (quantised weights), and is taken apart."""
-    return hasattr(kind, "__tensor_flatten__") and kind.__module__.partition(".")[0] in _MADE_OF_TENSORS
 
 
 def _any_symbol(values: Any) -> bool:

@@ -122,6 +122,15 @@ def _make(slot: Slot) -> Any:
     return makes
 
 
+_MADE_OF_TENSORS = ("torchao",)  # packages whose tensors made of tensors do nothing but call operators on these
+
+
+@functools.cache
+def made_of_tensors(kind: type) -> bool:
+    """Whether a class is of tensors that consist of others (quantised weights), and is taken apart."""
+    return hasattr(kind, "__tensor_flatten__") and kind.__module__.partition(".")[0] in _MADE_OF_TENSORS
+
+
 def parts_of(tensor: Any) -> tuple[list[str], Any]:
     """Attributes of a tensor that is made of tensors: the names of those that are tensors, and all the others."""
     names, others = tensor.__tensor_flatten__()

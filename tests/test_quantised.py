@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,3 +172,54 @@ def test_float8_runs_through_torch_and_says_so():
     assert {row["op"] for row in fast.report["fallbacks"]} == {"aten.t.default", "aten.to.dtype"}
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("config", ["int8", "intx4_groups"])
+def test_torch_compile(config):
+    torch._dynamo.reset()
+    model, x = quantised(config), torch.randn(3, 128)
+    fast = torch.compile(model, backend="forge", options={"strict": True})
+
+    def check():
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x), rtol=2e-6, atol=2e-6)
+
+    check()
+    (graph,) = forge_ugc.last_reports()
+    assert graph.calls == 1 and not graph.fallback and not graph.eager_calls
+    assert {remark["pass"] for remark in graph.report["remarks"]} == {"dequantise", "operator_fusion"}
+    with torch.no_grad():
+        model.up.weight.qdata[:9] = 0
+    check()
+    model.load_state_dict(quantised(config, seed=1).state_dict())
+    check()
+    assert graph.calls == 3 and not graph.fallback and not graph.eager_calls
+    assert len(forge_ugc.last_reports()) == 1  # neither dynamo nor Forge captured again
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pt2e(dynamic):
+    pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    x86 = pytest.importorskip("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    x = torch.randn(6, 128)
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+    with torch.no_grad():
+        prepared = pt2e.prepare_pt2e(torch.export.export(MLP().eval(), (x,), strict=False).module(), quantizer)
+        prepared(x)
+        model = pt2e.convert_pt2e(prepared)
+        fast = forge_ugc.compile(model, (x,), strict=True)
+        assert fast.ir("final").count("bits=8") == 2 and not fast.report["fallbacks"]
+        for scale in (1.0, 0.3, 40.0, 0.0):  # inside the range, and clamped where it is static
+            expected = model(x * scale)
+            # one activation that rounds the other way differs by a step of its scale times a weight
+            atol = 2e-6 * max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(fast(x * scale), expected, rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--int4"]])
+def test_example(arguments):
+    path = Path(__file__).resolve().parent.parent / "examples" / "quantised.py"
+    figures = runpy.run_path(str(path))["main"](arguments)
+    assert figures["products"] == 8 and figures["difference"] < 1e-6
+    assert figures["bytes_after"] < 0.35 * figures["bytes_before"]

@@ -19,7 +19,7 @@ from ..pause import collector_paused
 from ..specialise import Symbols, Unbacked
 from ..state import Slot, has_memory
 from ..table import DTYPE_NUMBERS, LITERAL, MAX_RANK, OBJECT, STATE, Table, Value
-from . import creation, elementwise, index, matmul, norm, pool, reduce, views
+from . import creation, elementwise, index, matmul, norm, pool, quantised, reduce, views
 from .autocast import autocast_arguments
 from .decompose import decompose
 from .emitter import Emitter
@@ -37,6 +37,7 @@ __all__ = [
     "matmul",
     "norm",
     "pool",
+    "quantised",
     "reduce",
     "views",
 ]
