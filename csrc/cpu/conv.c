@@ -47,13 +47,18 @@ static void fill_panel(const void *user, int64_t batch, int64_t panel, float *ds
         inside = inside && h[j] >= 0 && w[j] >= 0 && h[j] + reach_h < c->height && w[j] + reach_w < c->width;
         run = run && from[j] == from[0] + j;
     }
-    memset(dst, 0, (size_t)(c->in_channels * c->kernel_h * c->kernel_w * GEMM_COLS) * sizeof *dst);
+    if (!inside) memset(dst, 0, (size_t)(c->in_channels * c->kernel_h * c->kernel_w * GEMM_COLS) * sizeof *dst);
     for (int64_t channel = 0; channel < c->in_channels; channel++)
         for (int64_t kh = 0; kh < c->kernel_h * c->dilation_h; kh += c->dilation_h)
             for (int64_t kw = 0; kw < c->kernel_w * c->dilation_w; kw += c->dilation_w, dst += GEMM_COLS) {
                 int64_t at = base + channel * c->x_c + kh * c->x_h + kw * c->x_w;
                 if (inside && run) {
                     memcpy(dst, (const float *)c->x->data + at + from[0], GEMM_COLS * sizeof *dst);
+                    continue;
+                }
+                if (inside && c->dtype == DTYPE_F32) { /* a patch embedding, say */
+                    const float *x = (const float *)c->x->data + at;
+                    for (int j = 0; j < GEMM_COLS; j++) dst[j] = x[from[j]];
                     continue;
                 }
                 for (int j = 0; j < count; j++) {
