@@ -461,9 +461,10 @@ class _Graph:
         compiled._warned_grad = True  # dynamo knows what requires grad, and so do we
         self._record._reports.append(compiled.report)
         weights = compiled.report["weights"]
-        if weights["packed_bytes"]:
+        copies = weights["packed_bytes"] + weights["quantised_bytes"]
+        if copies:
             allowed = max(_ALLOWED, _COPIES * weights["borrowed_bytes"])
-            self._kept = max(2, min(_SIZES, allowed // weights["packed_bytes"]))
+            self._kept = max(2, min(_SIZES, allowed // copies))
         directory = os.environ.get("FORGE_DUMP")
         if directory:
             dump(compiled, os.path.join(directory, "graph_" + self._record.name.split()[0].replace("/", "_")))
