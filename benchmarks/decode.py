@@ -12,7 +12,7 @@ makes (w8: int8 weights with a scale a channel, by nncf; activations f32); llama
 wait. The probe reads memory between them with as many threads: a share is bytes of the weights that a token reads, by
 the time of a step, by the probe's rate.
 
-To build llama.cpp for this machine: CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python gguf
+To build llama.cpp for this machine: CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" pip install llama-cpp-python gguf
 """
 
 from __future__ import annotations
@@ -206,10 +206,15 @@ def measure(args: argparse.Namespace, model: str, precision: str, probe: Probe, 
     """One group: the systems at a precision, in turn."""
     rows = [Row(model, s, precision) for s in args.systems if (s, precision) in FORMATS]
     settings = dict(model=model, layers=args.layers, threads=args.threads, length=args.length, folder=str(FOLDER))
+    for row in rows:
+        if row.system in ("openvino", "llama.cpp"):
+            process = Process(args.llama if row.system == "llama.cpp" else sys.executable, settings)
+            row.error = process.ask(do="prepare", system=row.system, precision=precision).get("error", "")
+            process.end()
     torch_process: Process | None = None  # eager and Forge share the model
     running: list[tuple[Row, Process]] = []
     processes: list[Process] = []
-    for row in rows:
+    for row in [r for r in rows if not r.error]:
         if row.system in ("forge", "eager") and torch_process is not None:
             process = torch_process
         else:
@@ -280,8 +285,8 @@ def page(args: argparse.Namespace, info: dict[str, Any], rows: list[Row], rate: 
         "",
         "Bytes are those of the matrices that a token reads, in the system's own format; the cache and the activations "
         "are not counted. llama.cpp keeps its cache in f32 beside F32 weights, in f16 beside others, and computes Q8_0 "
-        "and Q4_0 with activations rounded to int8. Ready after: from the model in memory (for OpenVINO and llama.cpp: "
-        "from no file, or from the file of an earlier run) until three tokens are there.",
+        "and Q4_0 with activations rounded to int8. Ready after: from the model in memory (OpenVINO, llama.cpp: "
+        "from its file, made before) until the prompt and three tokens are done.",
         "",
     ]
     return "\n".join(lines)

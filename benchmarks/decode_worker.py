@@ -86,9 +86,7 @@ class OpenvinoDecoder:
     def __init__(self, name: str, layers: int | None, precision: str, threads: int, folder: Path) -> None:
         import openvino as ov
 
-        path = folder / f"{name}-{layers or 'all'}-{precision}.xml"
-        if not path.exists():
-            self._export(name, layers, precision, path)
+        path = self.prepare(name, layers, precision, folder)
         config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
         if precision == "fp32":
             config |= {"KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
@@ -98,7 +96,12 @@ class OpenvinoDecoder:
         self.at = 0
         self.token = self._next(prompt_of(self.compiled.outputs[0].get_partial_shape()[2].get_length()))
 
-    def _export(self, name: str, layers: int | None, precision: str, path: Path) -> None:
+    @staticmethod
+    def prepare(name: str, layers: int | None, precision: str, folder: Path) -> Path:
+        """Exports the model, if its file is not there."""
+        path = folder / f"{name}-{layers or 'all'}-{precision}.xml"
+        if path.exists():
+            return path
         import openvino as ov
         import torch
         from transformers.exporters.exporter_openvino import OpenVINOConfig, OpenVINOExporter
@@ -118,13 +121,14 @@ class OpenvinoDecoder:
         else:
             import nncf
 
-            model = ov.Core().read_model(path.with_name(path.name.replace(precision, "fp32")))
+            model = ov.Core().read_model(OpenvinoDecoder.prepare(name, layers, "fp32", folder))
             modes = {"w8": nncf.CompressWeightsMode.INT8_SYM, "w4": nncf.CompressWeightsMode.INT4_SYM}
             four = dict(ratio=1.0, group_size=128, all_layers=True) if precision == "w4" else {}
             model = nncf.compress_weights(model, mode=modes[precision], **four)
         ov.save_model(model, path.with_suffix(".part.xml"), compress_to_fp16=False)
         path.with_suffix(".part.bin").rename(path.with_suffix(".bin"))
         path.with_suffix(".part.xml").rename(path)
+        return path
 
     def _next(self, tokens: np.ndarray[Any, Any]) -> int:
         count = len(tokens)
@@ -204,6 +208,25 @@ class Worker:
         self.shared: TorchModel | None = None
         self.decoders: dict[tuple[str, str], Any] = {}
 
+    def prepare(self, system: str, precision: str) -> dict[str, Any]:
+        """Makes the file that the system runs, in a process that ends with its memory."""
+        s = self.settings
+        if system == "openvino":
+            OpenvinoDecoder.prepare(s["model"], s["layers"], precision, Path(s["folder"]))
+        elif system == "llama.cpp":
+            self._gguf(precision)
+        return {}
+
+    def _gguf(self, precision: str) -> Path:
+        from benchmarks import decode_gguf
+
+        s = self.settings
+        kind = LLAMA_FORMATS[precision]
+        path = Path(s["folder"]) / f"{s['model']}-{s['layers'] or 'all'}-{kind}.gguf"
+        if not path.exists():
+            decode_gguf.write(path, s["model"], s["layers"], kind, s["length"])
+        return path
+
     def start(self, system: str, precision: str) -> dict[str, Any]:
         s = self.settings
         folder = Path(s["folder"])
@@ -218,11 +241,8 @@ class Worker:
         else:
             from benchmarks import decode_gguf
 
-            kind = LLAMA_FORMATS[precision]
-            path = folder / f"{s['model']}-{s['layers'] or 'all'}-{kind}.gguf"
-            if not path.exists():
-                decode_gguf.write(path, s["model"], s["layers"], kind, s["length"])
-            decoder = LlamaDecoder(path, s["threads"], s["length"], decode_gguf.SHAPES[s["model"]].vocabulary)
+            vocabulary = decode_gguf.SHAPES[s["model"]].vocabulary
+            decoder = LlamaDecoder(self._gguf(precision), s["threads"], s["length"], vocabulary)
         self.decoders[system, precision] = decoder
         times, tokens = decoder.steps(3)  # compiles, and brings the weights in
         return {"ready_s": time.perf_counter() - begin, "first_s": times, "tokens": tokens}
