@@ -109,6 +109,7 @@ static Code run_passes(PassContext *pc, Graph *g, const Pipeline *pipeline, cons
     size_t tune_at = options->autotune ? first_tunable(pipeline) : pipeline->count;
     TRY(ARENA_NEW(ctx, &program->arena, pipeline->count, &program->passes));
     TRY(score_of(ctx, g, user, &cost));
+    progress_begin(ctx->progress, PHASE_PASSES, (int64_t)pipeline->count);
     for (size_t i = 0; i < pipeline->count; i++) {
         if (i == tune_at) TRY(autotune(pc, g, pipeline->passes + i, pipeline->count - i, score_of, user, AUTOTUNE_MS));
         const Pass *pass = pipeline->passes[i];
@@ -127,6 +128,7 @@ static Code run_passes(PassContext *pc, Graph *g, const Pipeline *pipeline, cons
         record->nodes_after = graph_count(g);
         record->cost_after = cost;
         if (options->keep_text) TRY(graph_text(ctx, g, &record->text));
+        progress_add(ctx->progress, 1);
     }
     program->alpha = pc->options.alpha;
     return CODE_OK;
@@ -151,6 +153,7 @@ static Code plan_program(Context *ctx, Program *program, const Target *target, c
                                 .threads = options->threads,
                                 .npu_on_host = options->npu.mode == NPU_MODE_EMULATE};
     double start = forge_now_ms();
+    progress_begin(ctx->progress, PHASE_PLAN, 0);
     TRY(npuir_lower(ctx, &program->arena, program->graph, &lower, &program->ir));
     TRY(npuir_verify(ctx, program->ir));
     program->lower_ms = forge_now_ms() - start;
@@ -226,6 +229,7 @@ Code program_build(Context *ctx, Program *program, Graph *captured, const Compil
 static Code compile(Context *ctx, const Table *table, const CompileOptions *options, Arena *arena, Program *program) {
     Graph *g;
     double start = forge_now_ms();
+    progress_begin(ctx->progress, PHASE_TABLE, 0);
     TRY(graph_from_table(ctx, arena, table, &g));
     TRY(graph_verify(ctx, g));
     program->table_ms = forge_now_ms() - start;

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
-import sys
-import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +22,7 @@ from .containers import check_cache, register_caches, register_dataclasses
 from .errors import CompileError, FallbackWarning
 from .fastcapture import Unsupported, capture_fast, count_exported
 from .pause import collector_paused
+from .progress import phase, shown
 from .report import Report
 
 
@@ -113,10 +111,11 @@ def compile(
         raise RuntimeError("compile() inside torch.autocast: put the autocast region into forward(), where it is kept")
     if isinstance(model, torch.nn.Module) and model.training:
         warnings.warn("the model is in training mode; compile(model.eval()) for inference", UserWarning, stacklevel=2)
-    with _spinner(progress):
+    with shown(progress):
         start = time.perf_counter()
         captured, example, meta = _capture(model, args, kwargs, dynamic_shapes, capture)
         captured_at = time.perf_counter()
+        phase("lowering")
         if meta and options.executable:
             why = "the model was compiled from meta tensors, which have no values: its plan can be read, not run"
             options = replace(options, executable=False, why_not=why)
@@ -202,6 +201,7 @@ def _capture(
         )
     meta = "meta" in devices
     captured, declined = None, ""
+    phase("capturing forward()")
     if capture == "auto":
         try:
             with collector_paused():
@@ -209,6 +209,7 @@ def _capture(
         except Unsupported as reason:
             declined = str(reason)
     if captured is None:
+        phase("capturing with torch.export")
         captured = capture_export(model, args, kwargs, dynamic_shapes)
         captured.declined = declined
     example = captured.signature.flatten(captured.signature.values(args, kwargs))
@@ -268,29 +269,6 @@ def dump(compiled: CompiledModel, directory: str) -> None:
             file.write(compiled.ir(stage))
     with open(os.path.join(directory, "report.md"), "w") as file:
         file.write(compiled.report.to_markdown())
-
-
-@contextlib.contextmanager
-def _spinner(progress: bool | None) -> Iterator[None]:
-    """A spinner on the terminal: at once if asked for, else after a second."""
-    if progress is False or (progress is None and not sys.stderr.isatty()):
-        yield
-        return
-    try:
-        from rich.console import Console
-    except ImportError:
-        yield
-        return
-    status = Console(stderr=True).status("forge: compiling")
-    timer = threading.Timer(0.0 if progress else 1.0, status.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        status.stop()
 
 
 __all__ = ["CompileError", "compile", "dump"]

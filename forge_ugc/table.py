@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _core
+from . import _core, progress
 from .errors import CompileError
 
 OBJECT = "object"  # dtype of a value that only the host knows
@@ -63,7 +63,7 @@ class Table:
 
     def compile(self, **options: Any) -> Any:
         """Compiles into a `_core.Program`."""
-        return _core.compile(**self.arrays, keepalive=self.keepalive, **options)
+        return _core.compile(**self.arrays, keepalive=self.keepalive, progress=progress.counters(), **options)
 
     def count_operators(self) -> dict[str, int]:
         """How many nodes of each operator; inputs and constants are not counted."""

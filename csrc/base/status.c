@@ -44,6 +44,17 @@ void fail_prefix(Context *ctx, const char *format, ...) {
     memcpy(ctx->text, joined, sizeof joined);
 }
 
+void progress_begin(Progress *progress, Phase phase, int64_t total) {
+    if (!progress) return;
+    progress->done = 0;
+    progress->total = total;
+    progress->phase = phase;
+}
+
+void progress_add(Progress *progress, int64_t done) {
+    if (progress) progress->done += done;
+}
+
 void context_init(Context *ctx) { memset(ctx, 0, sizeof *ctx); }
 
 Code check_cancelled(Context *ctx) {

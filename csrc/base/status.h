@@ -33,6 +33,16 @@ typedef enum Code {
 
 enum { ERROR_TEXT_MAX = 1024 };
 
+/* How far a compilation is: numbers that another thread may read at any time. `done` of `total` are passes, graphs of
+ * the NPU, or bytes of packed weights. */
+typedef enum Phase { PHASE_NONE, PHASE_TABLE, PHASE_PASSES, PHASE_PLAN, PHASE_NPU, PHASE_PACK } Phase;
+typedef struct Progress {
+    _Atomic int64_t phase, done, total;
+} Progress;
+/* With NULL nobody is looking. */
+void progress_begin(Progress *progress, Phase phase, int64_t total);
+void progress_add(Progress *progress, int64_t done);
+
 typedef struct Context {
     Code code; /* of the first failure, CODE_OK before it */
     char text[ERROR_TEXT_MAX];
@@ -40,6 +50,7 @@ typedef struct Context {
     /* Polled between passes and nodes; returns true when the caller wants to stop. May be NULL. */
     bool (*cancelled)(void *user);
     void *user;
+    Progress *progress; /* of the compilation; NULL: nobody is looking */
     /* Test switch: when not 0, the allocation with this number fails (counts down in arena.c). */
     uint64_t fail_allocation;
 } Context;

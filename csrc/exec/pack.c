@@ -105,6 +105,7 @@ Code executor_pack(Context *ctx, Executor *e) {
 
     bool mine = e->pool && pool_enter(e->pool);
     Code code = CODE_OK;
+    progress_begin(ctx->progress, PHASE_PACK, e->packed_bytes);
     populate(e, mine ? e->pool : NULL);
     for (uint32_t i = 0; i < n_list && code == CODE_OK; i++) {
         const Task *task = list[i].task;
@@ -112,6 +113,8 @@ Code executor_pack(Context *ctx, Executor *e) {
         if (code == CODE_OK)
             code = task->kernel->prepare(ctx, task->node, &e->args[task->first_arg], mine ? e->pool : NULL,
                                          e->packed + list[i].offset);
+        int64_t end = i + 1 < n_list ? list[i + 1].offset : e->packed_bytes;
+        progress_add(ctx->progress, end - list[i].offset);
         if (code != CODE_OK && code != CODE_CANCELLED)
             fail_prefix(ctx, "packing %s (%s)", op_info(task->node->op)->name, where_of(e->ir, task->node));
     }

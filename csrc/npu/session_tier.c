@@ -83,6 +83,7 @@ typedef struct Build {
     const char **what;      /* of each block, for messages */
     uint32_t *order;        /* of blocks, largest first */
     atomic_uint hits, left; /* graphs from the cache; graphs to compile */
+    Progress *progress;
     double start;
     double compiled_ms; /* written by who compiles the last one */
 } Build;
@@ -117,6 +118,7 @@ static Code compile_block(Context *ctx, Build *b, uint32_t block) {
     npu_model_destroy(model);
     text_init(&model->xml);
     if (from_cache) atomic_fetch_add(&b->hits, 1);
+    progress_add(b->progress, 1);
     if (atomic_fetch_sub(&b->left, 1) == 1) b->compiled_ms = session_now_ms() - b->start;
     return CODE_OK;
 }
@@ -189,7 +191,7 @@ static bool is_final(const NpuPlan *plan, Fold fold) {
 
 static Code build(Context *ctx, Tier *tier, const Segments *segments, const SessionOptions *options, Fold fold) {
     PlanOptions plan_options = options->plan;
-    Build b = {.tier = tier, .options = options};
+    Build b = {.tier = tier, .options = options, .progress = ctx->progress};
     SessionReport *report = &tier->report;
     plan_options.fold = fold;
     if (segments->count == 0) return fail(ctx, CODE_INVALID, "the program runs nothing on the NPU");
@@ -201,6 +203,7 @@ static Code build(Context *ctx, Tier *tier, const Segments *segments, const Sess
     TRY(weights_plan(ctx, &tier->memory, tier->device, plan, tier->models, &tier->weights));
     atomic_init(&b.hits, 0);
     atomic_init(&b.left, plan->n_blocks);
+    progress_begin(ctx->progress, PHASE_NPU, plan->n_blocks);
     TRY(jobs_run(ctx, options->threads, plan->n_blocks + tier->weights.count, run_job, &b));
     report->compile_ms = b.compiled_ms;
     report->weights_ms = session_now_ms() - b.start - b.compiled_ms;

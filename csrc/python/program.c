@@ -25,26 +25,40 @@ PyObject *make_program(PyObject *module, Program *program, PyObject *keepalive) 
     return (PyObject *)self;
 }
 
+/* Three int64 that count while compiling (base/status.h): phase, done, total. None: nobody looks. */
+static bool progress_open(PyObject *object, Py_buffer *out) {
+    _Static_assert(sizeof(Progress) == 3 * sizeof(int64_t), "a Progress is three plain numbers");
+    if (object == Py_None) return true;
+    if (PyObject_GetBuffer(object, out, PyBUF_WRITABLE)) return false;
+    if (out->len == sizeof(Progress) && (uintptr_t)out->buf % _Alignof(Progress) == 0) return true;
+    PyErr_Format(PyExc_ValueError, "progress: want three int64, got %zd bytes", out->len);
+    PyBuffer_Release(out);
+    return false;
+}
+
 PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"nodes",    "values",    "constants",       "operands",       "attrs",     "dims",
                                "outputs",  "strings",   "sources",         "target",         "passes",    "alpha",
                                "autotune", "keep_text", "executable",      "pack",           "threads",   "keepalive",
                                "npu_mode", "device",    "precision",       "fold",           "f32_types", "f32_border",
-                               "config",   "cache_dir", "fail_allocation", "host_precision", NULL};
+                               "config",   "cache_dir", "fail_allocation", "host_precision", "progress",  NULL};
     const ModuleState *state = PyModule_GetState(module);
     PyObject *table[TABLE_OBJECTS];
     ProgramArgs given;
     CompileOptions *options = &given.options;
+    PyObject *shown = Py_None;
+    Py_buffer counters = {0};
     unsigned long long fail_allocation = 0;
     program_args_init(&given);
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszKs:compile", keywords, &table[0], &table[1], &table[2],
-            &table[3], &table[4], &table[5], &table[6], &table[7], &table[8], &options->target, &options->passes,
-            &options->alpha, &given.autotune, &given.keep_text, &given.executable, &given.pack, &options->threads,
-            &given.keepalive, &given.npu_mode, &given.device, &given.precision, &given.fold, &given.f32_types,
-            &given.f32_border, &options->npu.config, &options->npu.cache_dir, &fail_allocation, &given.host_precision))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszKsO:compile", keywords, &table[0],
+                                     &table[1], &table[2], &table[3], &table[4], &table[5], &table[6], &table[7],
+                                     &table[8], &options->target, &options->passes, &options->alpha, &given.autotune,
+                                     &given.keep_text, &given.executable, &given.pack, &options->threads,
+                                     &given.keepalive, &given.npu_mode, &given.device, &given.precision, &given.fold,
+                                     &given.f32_types, &given.f32_border, &options->npu.config, &options->npu.cache_dir,
+                                     &fail_allocation, &given.host_precision, &shown))
         return NULL;
-    if (!program_args_check(state, &given)) return NULL;
+    if (!program_args_check(state, &given) || !progress_open(shown, &counters)) return NULL;
 
     TableArgs table_args;
     PyObject *result = NULL;
@@ -54,6 +68,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
         Program *program = NULL;
         context_init(&ctx);
         ctx.fail_allocation = fail_allocation;
+        ctx.progress = counters.buf;
         door_leave(&door, &ctx, COMPILE_POLL_MS);
         Code code = forge_compile(&ctx, &table_args.table, options, &program);
         door_enter(&door);
@@ -63,6 +78,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
             raise_code(state, &ctx, code);
     }
     table_close(&table_args);
+    PyBuffer_Release(&counters);
     return result;
 }
 
