@@ -27,6 +27,7 @@ _STYLE = """
 .forge-ugc td.bar span { display: block; height: .7em; min-width: 1px; background: #4c86c6; border-radius: 2px; }
 .forge-ugc .beside { display: flex; flex-wrap: wrap; column-gap: 3em; }
 .forge-ugc svg { display: block; width: 100%; height: auto; }
+.forge-ugc .key { opacity: 1; }
 .forge-ugc .key span { display: inline-block; margin-right: 1.2em; }
 .forge-ugc .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; border-radius: 2px; }
 """
@@ -200,9 +201,12 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, dash: str = "") -> str:
+def _line(x1: float, y1: float, x2: float, y2: float, dash: str = "", opacity: float = 0.45) -> str:
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="currentColor" stroke-opacity=".45"{dashed}/>'
+    return (
+        f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="currentColor" stroke-opacity="{opacity:g}"'
+        f"{dashed}/>"
+    )
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str, title: str) -> str:
@@ -233,7 +237,8 @@ def _memory(schedule: dict[str, Any], data: dict[str, Any]) -> str:
     b = data["buffers"]
     text = (
         f"{b['virtual']} buffers in {b['physical']} pieces of memory. From left to right: instructions in order; "
-        "upwards: the place in the arena. A colour is a piece of memory that buffers share over time."
+        "upwards: the place in the arena. A colour is a place that buffers share over time. Scratch memory of kernels "
+        "is drawn, and not counted."
     )
     return f"<h3>Memory plan</h3>\n<p>{text}</p>\n" + "\n".join(parts)
 
@@ -297,7 +302,7 @@ def _lanes(schedule: dict[str, Any], data: dict[str, Any]) -> str:
     for p in range(1, count):
         if rows[p]["device"] != rows[p - 1]["device"]:
             x, low, high = _LEFT + p * step, place[rows[p - 1]["device"]], place[rows[p]["device"]]
-            items.append(_line(x, low + tall / 2, x, high + tall / 2))
+            items.append(_line(x, low + tall / 2, x, high + tall / 2, opacity=1.0))
     height = len(devices) * (tall + 8)
     items += _axis(count, height + 8)
     used = sorted({kind_of(row["op"]) for row in rows})
