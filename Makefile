@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE = 1
 BENCH  ?= --budget 20
 MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo bench test test-all build tool sanitize lint format clean
+.PHONY: help demo bench test test-all build tool docs sanitize lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test-all  the same with the long forms"
 	@echo "make bench     the paper's tables beside OpenVINO, ONNX Runtime, inductor and eager, in about 20 minutes"
 	@echo "make tool      build/forge-opt: passes on IR text, without Python"
+	@echo "make docs      the documentation as pages, build/site/index.html"
 	@echo "make sanitize  C tests and a Python smoke test under ASan and UBSan"
 	@echo "make lint      ruff, mypy, and clang-format where there is one"
 	@echo "make clean     remove build products; the .venv stays"
@@ -95,6 +96,9 @@ isa = $(if $(filter %_avx2,$(1)),-mavx2 -mfma -mf16c -ffp-contract=fast,\
 $(OBJDIR)/%.o: %.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(BASE_C) $(CFLAGS) $(WARN) $(call isa,$*) -c $< -o $@
+
+docs: build
+	$(PY) -m sphinx -q -W --keep-going -d build/doctrees docs build/site
 
 sanitize: build
 	$(PY) -m pytest tests/test_sanitize.py

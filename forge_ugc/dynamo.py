@@ -70,18 +70,22 @@ class GraphReport:
 
     @property
     def calls(self) -> int:
+        """How often Forge ran it."""
         return _reached(self._calls)
 
     @property
     def eager_calls(self) -> int:
+        """How often torch ran it."""
         return _reached(self._eager_calls)
 
     @property
     def reports(self) -> list[Report]:
+        """Of each program that it was compiled to, the newest last."""
         return list(self._reports)
 
     @property
     def report(self) -> Report | None:
+        """The newest."""
         return self._reports[-1] if self._reports else None
 
     def __repr__(self) -> str:
