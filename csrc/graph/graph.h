@@ -56,7 +56,7 @@ static inline bool op_is(Op op, uint32_t flags) { return (op_info(op)->flags & f
 /* Operands of a contraction before those of its epilogue. */
 static inline uint32_t contraction_operands(Op op) { return op == OP_matmul ? 2 : op == OP_linear ? 3 : 5; }
 
-/* quantised_linear (ops.def): columns of a block of 4-bit weights, least size of a group; how many there are of each. */
+/* quantised_linear (ops.def): columns of a block of 4-bit weights, least size of a group; how many there are. */
 enum { QUANTISED_BLOCK = 64, QUANTISED_GROUP = 32 };
 static inline int64_t quantised_blocks(int64_t columns) { return (columns + QUANTISED_BLOCK - 1) / QUANTISED_BLOCK; }
 static inline int64_t quantised_groups(int64_t columns, int64_t group) {
