@@ -125,7 +125,6 @@ def _make(slot: Slot) -> Any:
 _MADE_OF_TENSORS = ("torchao",)  # packages whose tensors made of tensors do nothing but call operators on these
 
 
-@functools.cache
 def made_of_tensors(kind: type) -> bool:
     """Whether a class is of tensors that consist of others (quantised weights), and is taken apart."""
     return hasattr(kind, "__tensor_flatten__") and kind.__module__.partition(".")[0] in _MADE_OF_TENSORS
