@@ -20,9 +20,9 @@ MUST_USE Code alloc_check(Context *ctx, const Npuir *ir);
 
 /* Whether a caller may hand in the memory of graph input `input` for graph output `output` too, so that the output is
  * written over the input (a cache that is updated). All that reads the input must have run when the output is written;
- * the instruction that writes it may read the input only as kernels do that work in place. Follows ir->order. False where
- * a segment of an NPU follows, since a call is made again when the device is lost, and for memory that host calls see,
- * which may keep it. With memory of its own for the output the program works all the same. */
+ * the instruction that writes it may read the input only as kernels do that work in place. Follows ir->order. False
+ * where a segment of an NPU follows, since a call is made again when the device is lost, and for memory that host calls
+ * see, which may keep it. With memory of its own for the output the program works all the same. */
 bool alloc_may_share(const Npuir *ir, TraitsFn traits, uint32_t input, uint32_t output);
 /* Independent proof of that: follows the shared memory through the schedule. CODE_INTERNAL if an instruction reads what
  * has been written over. */

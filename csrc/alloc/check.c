@@ -215,7 +215,8 @@ Code alloc_check_shared(Context *ctx, const Npuir *ir, uint32_t input, uint32_t 
         const Register *made = NULL;
         if (is_new && instr->device != made_on) made_on = DEVICE_CPU; /* the segment is over */
         if (is_new && instr->device == DEVICE_NPU && made_on != DEVICE_NPU)
-            return fail(ctx, CODE_INTERNAL, "shared memory: a segment that can fail follows, and input %u is gone", input);
+            return fail(ctx, CODE_INTERNAL, "shared memory: a segment that can fail follows, and input %u is gone",
+                        input);
         for (uint32_t k = 0; k < instr->n_out; k++) {
             if (instr->out[k] == REG_NONE || ir->regs[instr->out[k]].buffer != new) continue;
             if (is_new) return fail(ctx, CODE_INTERNAL, "shared memory: output %u is written twice", output);
