@@ -1,7 +1,7 @@
 """Goldens: IR text through `forge-opt`, compared with what is written down.
 
 A file of tests/golden/ holds cases, divided by lines of `====`. A case is header lines (`# passes: ...`, and where it
-is not the default `# emit: ...`, `# target: ...`, `# alpha: ...`; other `#` lines say what it shows), the graph that
+is not the default `# emit: ...`, `# target: ...`, `# alpha: ...`, `# weight-bits: ...`; other `#` lines say what it shows), the graph that
 goes in, a line `----`, and what comes out. FORGE_BLESS=1 rewrites what comes out (run it in one process): read the
 difference before you commit it."""
 
@@ -19,7 +19,7 @@ from tests import cbuild
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 BLESS = os.environ.get("FORGE_BLESS") == "1"
-OPTIONS = ("passes", "emit", "target", "alpha")
+OPTIONS = ("passes", "emit", "target", "alpha", "weight-bits", "weight-group")
 
 
 def cases() -> list[tuple[Path, int]]:

@@ -146,7 +146,9 @@ def on_npu(calls: int) -> list[Any]:
     return graphs
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("Granite", "Qwen2") else []) for n in NAMES]
+)
 def test_generate_on_the_npu(device: SoftwareNpu, name: str) -> None:
     """The same tokens as eager's, each step of which is one segment."""
     model, steps = model_of(name), 10

@@ -273,7 +273,10 @@ def test_family_in_bfloat16(tmp_path: Path) -> None:
     accepted(jobs)
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "llama8b"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2", "qwen2", "lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("granite", "llama1b"))],
+)
 def test_family_with_a_cache(name: str, tmp_path: Path) -> None:
     """The graphs of a prompt and of a step, with a cache as input; no scattered write is among them."""
     settings = {**SMALL[name], "vocab_size": 512}

@@ -12,6 +12,8 @@ static const char usage[] = "usage: forge-opt [options] FILE|-\n"
                             "  --emit=STAGE     graph, npuir or schedule (default: graph)\n"
                             "  --target=NAME    cpu, npu3720, npu4000 or npu5010 (default: cpu)\n"
                             "  --alpha=NUMBER   how far operator fusion goes, 0 to 1 (default: 1)\n"
+                            "  --weight-bits=N  8 or 4: what the pass quantise makes of weights\n"
+                            "  --weight-group=N columns that share a scale; 0: all (default)\n"
                             "  --autotune       search alpha and other options with the cost model\n"
                             "  --list-passes    print the names of the passes in default order\n"
                             "  --help           this text\n";
@@ -79,6 +81,14 @@ static int run(const char *path, const CompileOptions *options, const char *emit
     return code == CODE_OK ? 0 : 1;
 }
 
+static bool number(const char *text, double *out) {
+    char *end;
+    *out = strtod(text, &end);
+    if (end != text && !*end) return true;
+    fprintf(stderr, "forge-opt: '%s' is not a number\n", text);
+    return false;
+}
+
 int main(int argc, char **argv) {
     CompileOptions options;
     compile_options_default(&options);
@@ -101,12 +111,15 @@ int main(int argc, char **argv) {
         } else if ((value = option(arg, "--target"))) {
             options.target = value;
         } else if ((value = option(arg, "--alpha"))) {
-            char *end;
-            options.alpha = strtod(value, &end);
-            if (end == value || *end) {
-                fprintf(stderr, "forge-opt: '%s' is not a number\n", value);
-                return 1;
-            }
+            if (!number(value, &options.alpha)) return 1;
+        } else if ((value = option(arg, "--weight-bits"))) {
+            double bits;
+            if (!number(value, &bits)) return 1;
+            options.weight_bits = bits == 8 ? 8 : bits == 4 ? 4 : -1;
+        } else if ((value = option(arg, "--weight-group"))) {
+            double group;
+            if (!number(value, &group)) return 1;
+            options.weight_group = group >= 0 && group <= 1 << 20 ? (int64_t)group : -1;
         } else if ((arg[0] == '-' && arg[1]) || path) {
             fprintf(stderr, "forge-opt: unexpected argument '%s'\n%s", arg, usage);
             return 1;

@@ -24,7 +24,7 @@ from .autocast import autocast_arguments
 from .decompose import decompose
 from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
-from .recipe import NoForm, Recipe, form_of, same_operands
+from .recipe import PLAIN, NoForm, Recipe, form_of, same_operands
 from .registry import Decline, rule_of
 
 __all__ = [
@@ -423,7 +423,7 @@ def _uses(captured: Captured) -> tuple[set[int], dict[int, set[int]]]:
             kind = type(value)
             if kind is Ref:
                 whole.add(value.index)
-            elif kind in (list, tuple, dict, slice):
+            elif kind not in PLAIN:  # a structure: of torch.export, subclasses of list and dict
                 whole.update(captured.refs(value))
         if node.kwargs:
             whole.update(captured.refs(node.kwargs))

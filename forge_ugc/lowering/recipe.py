@@ -16,7 +16,7 @@ from ..capture import Ref
 from ..table import Value
 from .emitter import Emitter
 
-_PLAIN = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+PLAIN = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 
 class NoForm(Exception):
@@ -32,9 +32,9 @@ def form_of(value: Any, env: Sequence[Any], operands: list[Value]) -> Hashable:
     if kind is Value:
         operands.append(value)
         return value.dtype, value.shape
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return kind, value
-    if kind is list or kind is tuple:
+    if isinstance(value, (list, tuple)):
         return kind, tuple([form_of(v, env, operands) for v in value])
     if kind is float:
         return kind, value, math.copysign(1.0, value)

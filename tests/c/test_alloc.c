@@ -112,6 +112,12 @@ static void test_random(void) {
            exact, rounds, worst, inplace, clashes, moved);
 }
 
+#ifdef __SANITIZE_ADDRESS__
+#define SLACK 0.5 /* seconds of noise, where all takes five times as long */
+#else
+#define SLACK 0.1
+#endif
+
 static double seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
 static void test_large(void) {
@@ -159,7 +165,7 @@ static void test_large(void) {
             }
             arena_destroy(&arena);
         }
-        CHECK(took[1] < 0.1 + 12 * took[0]);
+        CHECK(took[1] < SLACK + 12 * took[0]); /* four times the nodes; the square would be 16 */
     }
 }
 
