@@ -1,9 +1,9 @@
 """Goldens: IR text through `forge-opt`, compared with what is written down.
 
 A file of tests/golden/ holds cases, divided by lines of `====`. A case is header lines (`# passes: ...`, and where it
-is not the default `# emit: ...`, `# target: ...`, `# alpha: ...`, `# weight-bits: ...`; other `#` lines say what it shows), the graph that
-goes in, a line `----`, and what comes out. FORGE_BLESS=1 rewrites what comes out (run it in one process): read the
-difference before you commit it."""
+is not the default `# emit: ...`, `# target: ...`, `# alpha: ...`, `# weight-bits: ...`; other `#` lines say what it
+shows), the graph that goes in, a line `----`, and what comes out. FORGE_BLESS=1 rewrites what comes out (run it in
+one process): read the difference before you commit it."""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ def test_random_graphs_long(example: Any) -> None:
 
 def test_every_step_alone_and_twice() -> None:
     for kind in range(len(STEPS)):
-        check([(kind, 0, 1, 0), (kind, 2, 0, 1)], 2, ["none", "operator_fusion", "layout,fold"], 1.0, 3)
+        pipelines = ["none", "operator_fusion,attention_fusion", "layout,fold"]
+        check([(kind, 0, 1, 0), (kind, 2, 0, 1)], 2, pipelines, 1.0, 3)
 
 
 def test_unknown_passes_are_refused() -> None:

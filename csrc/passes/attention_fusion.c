@@ -218,7 +218,8 @@ static Code fuse_by_hand(Match *m, MaskCache *cache, NodeId root) {
     bool causal = false;
     const char *declined = scores_read(m, node->operands[0], &s, &softmax);
     if (softmax == NODE_NONE) return CODE_OK;
-    if (!declined && node->n_operands != 2) declined = "the second product has an epilogue";
+    if (!declined && (node->n_operands != 2 || node_attr(node, ATTR_program)->ints.count))
+        declined = "the second product has an epilogue";
     if (!declined) shape_from_product(m, &s);
     if (!declined) declined = check_operands(m, node, &s);
     if (!declined) TRY(scores_mask(m, cache, root, &s, &mask, &causal, &declined));

@@ -136,7 +136,8 @@ const char *scores_read(const Match *m, ValueId v, Scores *s, NodeId *softmax) {
         if (!note_shape(m, v, s)) return "scores of rank above 4, or of several shapes";
         if (made->op == OP_matmul) {
             s->product = id;
-            return made->n_operands == 2 ? NULL : "the product has an epilogue";
+            return made->n_operands == 2 && !node_attr(made, ATTR_program)->ints.count ? NULL
+                                                                                       : "the product has an epilogue";
         }
         if (s->n_absorbed == sizeof s->absorbed / sizeof *s->absorbed) return "too many steps";
         s->absorbed[s->n_absorbed++] = id;

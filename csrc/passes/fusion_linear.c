@@ -48,7 +48,9 @@ static ValueId as_matrix(const Match *m, ValueId v) {
 
 static Code to_linear(Match *m, NodeId id) {
     const Node *node = graph_node(m->g, id);
-    if (node->n_operands != 2 || !dtype_is_float(graph_value(m->g, node->first_result)->dtype)) return CODE_OK;
+    if (node->n_operands != 2 || node_attr(node, ATTR_program)->ints.count ||
+        !dtype_is_float(graph_value(m->g, node->first_result)->dtype))
+        return CODE_OK;
     ValueId x = node->operands[0], matrix = as_matrix(m, node->operands[1]), w;
     if (matrix == VALUE_NONE) return CODE_OK;
     const Value *left = graph_value(m->g, x), *out = graph_value(m->g, node->first_result);
