@@ -13,6 +13,12 @@ from forge_ugc import last_reports
 from forge_ugc.dynamo import forge
 from tests.compare import assert_same, clone_args
 
+# of the modules that use this: a fallback that a test does not expect is an error
+MARKS = [
+    pytest.mark.filterwarnings("error::forge_ugc.FallbackWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
 
 @pytest.fixture(autouse=True)
 def fresh():

@@ -17,6 +17,7 @@ from forge_ugc import FallbackWarning, last_reports
 from forge_ugc.dynamo import forge
 from tests.compare import assert_same
 from tests.dynamo_check import (
+    MARKS,
     MLP,
     calls,
     check,
@@ -24,10 +25,7 @@ from tests.dynamo_check import (
     pair,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("error::forge_ugc.FallbackWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = MARKS
 
 
 # --- what falls back --------------------------------------------------------------------------------------------------
