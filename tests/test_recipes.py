@@ -108,3 +108,18 @@ def test_collector_goes_on_as_it_was() -> None:
     leave.set()
     thread.join()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64])
+def test_number_known_at_run_time_only(dtype: torch.dtype) -> None:
+    """The hash of such a number would guard on its value, which only a call knows."""
+
+    class Item(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[Any, Any]:
+            return x[0].item(), x[1].item()
+
+    args = (torch.tensor([1, 0], dtype=dtype),)
+    compiled = forge_ugc.compile(torch.export.export(Item(), args, strict=False), args)
+    for values in ([1, 0], [0, 1]):
+        x = torch.tensor(values, dtype=dtype)
+        assert compiled(x) == (x[0].item(), x[1].item())

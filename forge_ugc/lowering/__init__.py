@@ -207,7 +207,8 @@ class _Lowering:
 
     def call(self, i: int, node: Node) -> Any:
         """As `call_by_itself`, from a recipe where the same was lowered before."""
-        if node.target is operator.getitem:
+        number = node.meta is not None and not isinstance(node.meta, (TensorMeta, tuple))
+        if node.target is operator.getitem or number:  # the hash of a symbolic number would guard on its value
             return self.call_by_itself(i, node)
         operands: list[Value] = []
         try:
