@@ -161,7 +161,7 @@ static void tiles_of_panel(const Job *job, const float *a, int64_t rows, int64_t
     const GemmKernels *kernels = g->finish->kernels;
     int64_t share = (depth * GEMM_ROWS + rows - 1) / rows, line = 0;
     for (int64_t i = 0, tall; i < rows; i += tall) {
-        tall = tile_rows(rows - i, false);
+        tall = tile_rows(rows - i, job->a && gemm_pair()); /* as it is packed */
         for (int64_t end = min_i64(line + share, depth); line < end; line++)
             __builtin_prefetch(next + line * GEMM_COLS, 0, 2);
         if (k + depth == g->k) gemm_touch(g->finish, row + i, tall, col, GEMM_COLS);
