@@ -37,7 +37,7 @@ def plan(subject: Subject, repeats: int = REPEATS) -> dict[str, Any]:
         device = "cpu" if target == "cpu" else f"npu:plan:{target}"
         return forge_ugc.compile(model, args, device=device, progress=False, **options).report
 
-    result: dict[str, Any] = {"ablation": {}, "alpha": {}, "autotune": {}, "target": {}}
+    result: dict[str, Any] = {"ablation": {}, "alpha": {}, "autotune": {}, "program_order": {}, "target": {}}
     first = compiled("cpu")
     names = [p["name"] for p in first["passes"]]
     result["nodes_captured"], result["nodes_table"] = first["nodes_captured"], first["nodes_table"]
@@ -48,6 +48,7 @@ def plan(subject: Subject, repeats: int = REPEATS) -> dict[str, Any]:
             name: _final(compiled(target, passes=",".join(n for n in names if n != name)))
             for name in dict.fromkeys(names)
         }
+        result["program_order"][target] = _plan_of(compiled(target, schedule=False))
         result["alpha"][target] = {str(alpha): _final(compiled(target, alpha=alpha)) for alpha in ALPHAS}
         tuned = compiled(target, autotune=True)
         usual = statistics.median(r["phases"]["passes_ms"] for r in reports)
@@ -72,14 +73,17 @@ def _final(report: Any) -> dict[str, Any]:
     }
 
 
+def _plan_of(report: Any) -> dict[str, Any]:
+    return {"buffers": report["buffers"], "transitions": report["transitions"]}
+
+
 def _summary(reports: list[Any]) -> dict[str, Any]:
     """One compilation; the times are medians over all of them."""
     one = reports[0]
     found = {
         **_final(one),
         "cost_captured": one["passes"][0]["cost_before"],
-        "buffers": one["buffers"],
-        "transitions": one["transitions"],
+        **_plan_of(one),
         "placement": one["placement"],
         "phases": {name: statistics.median(r["phases"][name] for r in reports) for name in one["phases"]},
         "c_ms": statistics.median(sum(r["phases"][name] for name in C_PHASES) for r in reports),
@@ -172,7 +176,48 @@ def capture(subject: Subject, way: str) -> dict[str, Any]:
     return {"capture_s": report["phases"]["capture_ms"] / 1e3, "compile_s": whole, "way": report["capture"]}
 
 
-JOBS: dict[str, Callable[..., dict[str, Any]]] = {"plan": plan, "growth": growth, "shapes": shapes, "capture": capture}
+def scheduling(subject: Subject, calls: int) -> dict[str, Any]:
+    """Calls with the device changing as in program order and as scheduled, in turn, on the software NPU.
+
+    What a change of device takes is real (copies, submission, waiting, the loader and driver between); what the device
+    computes, OpenVINO computes on the CPU.
+    """
+    import numpy as np
+    import torch
+
+    import forge_ugc
+    from forge_ugc.testing import software_npu
+
+    torch.set_grad_enabled(False)
+    model, args = build(subject)
+    with software_npu():
+        both = {
+            name: forge_ugc.compile(model, args, device="npu", fold=False, schedule=name == "scheduled", progress=False)
+            for name in ("program order", "scheduled")
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in both}
+        for _ in range(calls + 1):
+            for name, fast in both.items():
+                start = time.perf_counter()
+                fast(*args)
+                seconds[name].append(time.perf_counter() - start)
+        ratios = np.divide(seconds["program order"][1:], seconds["scheduled"][1:])
+        return {
+            "ratio": [float(q) for q in np.quantile(ratios, [0.25, 0.5, 0.75])],
+            **{
+                name: {"p50_ms": statistics.median(seconds[name][1:]) * 1e3, **_plan_of(fast.report)}
+                for name, fast in both.items()
+            },
+        }
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "plan": plan,
+    "growth": growth,
+    "shapes": shapes,
+    "capture": capture,
+    "scheduling": scheduling,
+}
 
 
 def main() -> None:

@@ -183,6 +183,14 @@ def tops_job(s: Settings) -> Job | None:
     return _job("plan", "GPT-2 (125M), top 5 of each layer: plan", 10.0, subject=subject, repeats=1)
 
 
+def scheduling_job(s: Settings) -> Job | None:
+    """The same model on the software NPU."""
+    if "gpt2" not in s.models:
+        return None
+    subject, calls = s.subject("gpt2", tops=True), 3 if s.quick else 30
+    return _job("scheduling", "GPT-2 (125M), top 5 of each layer: schedules", 40.0, subject=subject, calls=calls)
+
+
 def variance_job(s: Settings, model: str) -> Job:
     runs = 2 if s.quick else RUNS
     plan = replace(s.plan, sequences=0, exact=False, energy_s=0.0, call_s=8.0 if s.brief else 20.0)
@@ -226,7 +234,8 @@ def priority(job: Job) -> float:
     within = place / 10 + (subject.gigabytes / 1000 if subject else 0.0)
     if job.kind != "session":
         late = 8 if job.kind == "shapes" and place else 0
-        return {"plan": 1, "capture": 2, "growth": 3, "variance": 5, "shapes": 6}[job.kind] + late + within
+        order = {"plan": 1, "capture": 2, "growth": 3, "scheduling": 3.5, "variance": 5, "shapes": 6}
+        return order[job.kind] + late + within
     if "eager" not in given["systems"]:  # Forge's variants
         return (4.5 if place == 0 else 9) + within
     if MODELS[model].encoder:

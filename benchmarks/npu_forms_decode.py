@@ -117,4 +117,3 @@ ROWS: dict[str, dict[str, Any]] = {
     "ScatterElements, whole": dict(cache="elements", whole=True),
     "cache only read (none)": dict(cache="read"),
 }
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .jobs import Job, Results, Settings, main_session, plan_job, tops_job
+from .jobs import Job, Results, Settings, main_session, plan_job, scheduling_job, tops_job
 from .measure import Ratio
 from .models import MODELS
 from .table_compile import sessions
@@ -80,6 +80,42 @@ def table_21(s: Settings, results: Results) -> Table:
     return Table("21", "Transitions between devices", columns, rows, [*notes, *missing])
 
 
+def schedule_jobs(s: Settings) -> list[Job]:
+    job = scheduling_job(s)
+    return [*transition_jobs(s), *([job] if job else [])]
+
+
+def table_scheduling(s: Settings, results: Results) -> Table:
+    def cells(moves: tuple[int, int], arenas: tuple[int, int]) -> list[str]:
+        return [*map(str, moves), *(number(bytes / 1e6, 2) for bytes in arenas), change(arenas[1], arenas[0])]
+
+    rows = []
+    for job in transition_jobs(s):
+        plan, subject = results(job), dict(job.arguments)["subject"]
+        for target, label in (("cpu", "CPU"), ("npu4000", "NPU4000")) if plan else ():
+            both = plan["program_order"][target], plan["target"][target]  # type: ignore[index]
+            moves, arenas = zip(*((p["transitions"]["after"], p["buffers"]["arena_bytes"]) for p in both), strict=True)
+            name = subject.label + (", top 5 of each layer" if subject.tops else "")
+            rows.append([name, label, *cells(moves, arenas), "-", "-", "-"])
+    job = scheduling_job(s)
+    measured = results(job) if job else None
+    if measured:
+        both = measured["program order"], measured["scheduled"]
+        moves, arenas = zip(*((p["transitions"]["after"], p["buffers"]["arena_bytes"]) for p in both), strict=True)
+        low, middle, high = measured["ratio"]
+        times = [number(p["p50_ms"], 1) for p in both] + [f"{middle:.2f} ({low:.2f}-{high:.2f})"]
+        rows.append(["GPT-2 (125M), top 5 of each layer", "software NPU", *cells(moves, arenas), *times])
+    columns = ["Model", "Target", "Transitions", "scheduled", "Arena (MB)", "scheduled (MB)", "Change"]
+    columns += ["P50 (ms)", "scheduled (ms)", "Ratio (quartiles)"]
+    notes = [
+        "In program order (schedule=False), and as scheduled. On one device the schedule is chosen for memory alone.",
+        "Software NPU: what a change of device takes is real, what the device computes OpenVINO computes on the CPU. "
+        "No latency on an NPU is measured here.",
+    ]
+    missing = missing_notes(results, schedule_jobs(s))
+    return Table("scheduling", "What scheduling is worth", columns, rows, [*notes, *missing])
+
+
 def family_jobs(s: Settings) -> list[Job]:
     return [*plans(s), *sessions(s)]
 
@@ -127,4 +163,5 @@ MAKERS = [
     Maker("16", "buffers", plans, table_16),
     Maker("families", "Forge beside eager at a glance", family_jobs, table_families),
     Maker("21", "transitions between devices", transition_jobs, table_21),
+    Maker("scheduling", "program order and schedule: transitions, memory, latency", schedule_jobs, table_scheduling),
 ]

@@ -20,8 +20,13 @@ double forge_now_ms(void) {
 }
 
 void compile_options_default(CompileOptions *options) {
-    *options = (CompileOptions){
-        .target = "cpu", .passes = "default", .alpha = 1.0, .executable = true, .pack = true, .threads = 1};
+    *options = (CompileOptions){.target = "cpu",
+                                .passes = "default",
+                                .alpha = 1.0,
+                                .executable = true,
+                                .pack = true,
+                                .schedule = true,
+                                .threads = 1};
 }
 
 /* --- names of passes ---------------------------------------------------------------------------------------------- */
@@ -160,7 +165,12 @@ static Code plan_program(Context *ctx, Program *program, const Target *target, c
     TRY(check_cancelled(ctx));
 
     start = forge_now_ms();
-    TRY(schedule_plan(ctx, program->ir, &program->schedule));
+    if (options->schedule) {
+        TRY(schedule_plan(ctx, program->ir, &program->schedule));
+    } else {
+        uint32_t transitions = schedule_transitions(program->ir, program->ir->order);
+        program->schedule = (ScheduleReport){transitions, transitions};
+    }
     program->schedule_ms = forge_now_ms() - start;
 
     start = forge_now_ms();

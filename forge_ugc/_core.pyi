@@ -59,6 +59,7 @@ def compile(
     fail_allocation: int = 0,  # for tests: the Nth allocation fails with MemoryError
     host_precision: str = "fp32",  # weights of products on the host: "w8", "w4", "w4g64", "w4g32"
     progress: object = None,  # three writable int64: phase (base/status.h), done, total
+    schedule: bool = True,  # False: program order
 ) -> Program: ...
 def load(
     text: str,

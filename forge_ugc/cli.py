@@ -209,8 +209,12 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, npu, npu:plan[:target] or npu:emulate[:target]"
     )
-    where.add_argument("--precision", choices=PRECISIONS, default="auto",
-                       help="w8, w4, w4g64, w4g32: weights on the host; fp16, w8a16, w4a16: the NPU")
+    where.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="w8, w4, w4g64, w4g32: weights on the host; fp16, w8a16, w4a16: the NPU",
+    )
     where.add_argument("--threads", type=_count, metavar="N", help="of the host (default: torch's)")
     sizes = parser.add_argument_group("inputs of a folder")
     sizes.add_argument("--batch", type=_count, metavar="N", help="rows (default: 1)")

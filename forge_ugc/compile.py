@@ -41,6 +41,7 @@ def compile(
     capture: str = "auto",
     num_threads: int | None = None,
     pack: bool = True,
+    schedule: bool = True,
     progress: bool | None = None,
     fold: str | bool = "auto",
     npu_options: Mapping[str, Any] | None = None,
@@ -72,6 +73,8 @@ def compile(
         pack: keep copies of the weights in the order in which the host's products read them, where they lie in another
             (transformers' Conv1D; nn.Linear's are used as they lie); `report["weights"]["packed_bytes"]` says how much.
             False keeps none and reorders them in each call, which is slower; the results are the same.
+        schedule: order the instructions so that the device changes as seldom as it can, in little memory. False keeps
+            the program's order, to see what that is worth.
         progress: show the phases on stderr or in the notebook: True at once, None once a second has gone by and where
             there is a terminal or notebook, False never.
         fold: compile repeated blocks once for the NPU, with their weights as arguments. "auto" returns with such graphs
@@ -98,12 +101,13 @@ def compile(
         "capture": capture,
         "num_threads": num_threads,
         "pack": pack,
+        "schedule": schedule,
         "progress": progress,
         "fold": fold,
         "npu_options": npu_options,
     }
     choice = npu.choose(str(device), precision, fold, npu_options)
-    options = _options(choice, passes, alpha, autotune, strict, num_threads, pack)
+    options = _options(choice, passes, alpha, autotune, strict, num_threads, pack, schedule)
     if capture not in ("auto", "export"):
         raise ValueError(f'unknown capture {capture!r}; use "auto" or "export"')
     args, kwargs = _arguments(example_inputs, example_kwargs)
@@ -136,7 +140,14 @@ def compile(
 
 
 def _options(
-    choice: npu.Choice, passes: str, alpha: float, autotune: bool, strict: bool, threads: int | None, pack: bool = True
+    choice: npu.Choice,
+    passes: str,
+    alpha: float,
+    autotune: bool,
+    strict: bool,
+    threads: int | None,
+    pack: bool = True,
+    schedule: bool = True,
 ) -> Options:
     why_not = ""
     if choice.npu is not None and choice.npu.mode == "none":
@@ -156,7 +167,7 @@ def _options(
     if threads < 1:
         raise ValueError(f"num_threads must be positive, given {threads}")
     flags = bool(autotune), bool(strict)
-    return Options(choice, not why_not, why_not, passes, float(alpha), *flags, threads, bool(pack))
+    return Options(choice, not why_not, why_not, passes, float(alpha), *flags, threads, bool(pack), bool(schedule))
 
 
 def _arguments(example_inputs: Any, example_kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -46,6 +46,7 @@ class Options:
     strict: bool
     threads: int
     pack: bool
+    schedule: bool
 
 
 class Plan(npu.Dispatched):
@@ -121,6 +122,7 @@ class Plan(npu.Dispatched):
             "autotune": options.autotune,
             "executable": options.executable,
             "pack": options.executable and options.pack,
+            "schedule": options.schedule,
             "threads": options.threads,
             "host_precision": npu.host_precision(options.choice),
         }

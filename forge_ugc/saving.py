@@ -130,9 +130,7 @@ def _stand_ins(model: CompiledModel, key: Any) -> list[Any]:
     return leaves
 
 
-def _keep(
-    constant: tuple[Any, ...], tensors: dict[str, Memory], keys: dict[tuple[Any, ...], str], owner: Any
-) -> str:
+def _keep(constant: tuple[Any, ...], tensors: dict[str, Memory], keys: dict[tuple[Any, ...], str], owner: Any) -> str:
     """The key of a constant among the weights; memory that several constants show in the same way is kept once."""
     name, dtype, shape, strides, address, source = constant
     if strides != _row_major(shape):  # elements that share memory: the memory is kept as it is

@@ -1,6 +1,6 @@
 """A short run through the whole package, for a build with sanitizers (`make sanitize`); also a quick check by hand.
 
-    python tests/smoke.py
+python tests/smoke.py
 """
 
 from __future__ import annotations

@@ -120,9 +120,7 @@ def test_constant_arguments(tmp_path: Path) -> None:
         loaded(x, 4, flag=True)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool]
-)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 def test_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
     weight = (torch.arange(70) % 5 - 2).to(dtype)
 

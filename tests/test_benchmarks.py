@@ -34,7 +34,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one run: forge, eager and a peer on two layers of GPT-2."""
     out = tmp_path_factory.mktemp("results")
     names = ",".join(n for n in ("forge", "eager", PEER) if n)
-    tables = "4,5,6,7,9,16,20,21,22,latency,phases,memory"
+    tables = "4,5,6,7,9,16,20,21,22,latency,phases,memory,scheduling"
     done = run("--quick", "--fresh", "--models", "gpt2", "--systems", names, "--tables", tables, "--threads", "1",
                "--out", str(out))  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -92,6 +92,17 @@ def test_npu_tables_say_what_they_are(data):
     assert all("Cost change" in row for row in table(data, "21"))  # of the cost model: no latency is claimed
     notes = " ".join(next(t for t in data["tables"] if t["name"] == "21")["notes"])
     assert "plan" in notes and "an estimate of the cost model" in notes
+
+
+def test_scheduling_saves_transitions(data):
+    rows = {(row["Model"].rpartition(", ")[0] != "", row["Target"]): row for row in table(data, "scheduling")}
+    assert rows[False, "CPU"]["Transitions"] == "0" and rows[False, "NPU4000"]["Transitions"] == "2"
+    tops = rows[True, "NPU4000"]
+    assert (tops["Transitions"], tops["scheduled"]) == ("6", "2")
+    if (True, "software NPU") in rows:  # where there is OpenVINO and a loader
+        measured = rows[True, "software NPU"]
+        assert (measured["Transitions"], measured["scheduled"]) == ("6", "2")
+        assert float(measured["P50 (ms)"]) > 0 and float(measured["scheduled (ms)"]) > 0
 
 
 def test_markdown_and_plots(quick):

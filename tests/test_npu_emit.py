@@ -378,7 +378,7 @@ def test_guards_of_divisions_stay_above_zero() -> None:
 def test_names_tell_the_line() -> None:
     emitted = npu_ir.emit(lambda x: x.tanh() + x.exp(), (X,))
     xml = emitted.xml.read_text()
-    assert ' test_npu_emit.py:' in xml and str(Path(__file__).parent) not in xml
+    assert " test_npu_emit.py:" in xml and str(Path(__file__).parent) not in xml
 
 
 def test_a_model_is_the_same_in_every_folder(tmp_path: Path) -> None:

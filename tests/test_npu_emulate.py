@@ -223,3 +223,26 @@ def test_wrong_requests() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             forge_ugc.compile(model, x, **options)
+
+
+def test_program_order_on_request() -> None:
+    class Tops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            tops = []
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+                tops.append(x.topk(5).values)
+            return x, tops
+
+    model, x = Tops().eval(), torch.randn(32, 64)
+    moves = {}
+    for schedule in (False, True):
+        fast = forge_ugc.compile(model, x, device="npu:emulate", schedule=schedule)
+        moves[schedule] = fast.report["transitions"]
+        assert_same(model(x), fast(x), atol=0.02, rtol=0.02)
+        assert_same(model(x), forge_ugc.compile(model, x, device="cpu", schedule=schedule)(x))
+    assert moves == {False: {"before": 8, "after": 8}, True: {"before": 8, "after": 2}}

@@ -78,9 +78,7 @@ print(json.dumps({
 @pytest.mark.parametrize("pack, most", [(True, 1.1), (False, 0.1)])
 def test_memory_that_compile_and_first_run_add(pack: bool, most: float) -> None:
     """Resident bytes, at the peak and after the first run, as a share of the weights'; the result does not count."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(pack)], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(pack)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["weights"] > 100e6 and (found["packed"] > 0.5 * found["weights"]) == pack

@@ -83,7 +83,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs);
 /* --- options.c: arguments that every way to a Program takes ------------------------------------------------------- */
 typedef struct ProgramArgs {
     CompileOptions options;
-    int autotune, keep_text, executable, pack, fold, f32_types, f32_border;
+    int autotune, keep_text, executable, pack, schedule, fold, f32_types, f32_border;
     PyObject *keepalive, *device; /* borrowed */
     const char *npu_mode, *precision, *host_precision;
 } ProgramArgs;

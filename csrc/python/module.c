@@ -149,7 +149,7 @@ static PyMethodDef module_methods[] = {
      "passes='default', "
      "alpha=1.0, autotune=False, keep_text=False, executable=True, pack=True, threads=1, keepalive=None, "
      "npu_mode='none', device=None, precision='fp16', fold=True, f32_types=False, f32_border=False, config='', "
-     "cache_dir=None, fail_allocation=0)\n--\n\n"
+     "cache_dir=None, fail_allocation=0, host_precision='fp32', progress=None, schedule=True)\n--\n\n"
      "Compiles a node table. `fail_allocation=N` is for tests: the Nth allocation fails."},
     {"load", (PyCFunction)(void (*)(void))program_load, METH_VARARGS | METH_KEYWORDS,
      "load(text, constants, *, target='cpu', keep_text=False, executable=True, pack=True, threads=1, keepalive=None, "

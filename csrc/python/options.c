@@ -6,6 +6,7 @@ enum { MAX_THREADS = 1024 };
 void program_args_init(ProgramArgs *args) {
     *args = (ProgramArgs){.executable = 1,
                           .pack = 1,
+                          .schedule = 1,
                           .fold = 1,
                           .keepalive = Py_None,
                           .device = Py_None,
@@ -69,6 +70,7 @@ bool program_args_check(const ModuleState *state, ProgramArgs *args) {
     options->keep_text = args->keep_text;
     options->executable = args->executable;
     options->pack = args->pack;
+    options->schedule = args->schedule;
     if (options->threads < 1 || options->threads > MAX_THREADS) {
         PyErr_Format(PyExc_ValueError, "threads: want 1 to %d, got %d", MAX_THREADS, options->threads);
         return false;
