@@ -45,21 +45,21 @@ static float scale_of(float most, int bits) {
 }
 
 static void quantise_row(const Quantised *to, const float *from, int64_t row, Job *job) {
-    const QuantisedKernels *kernels = quantised_kernels();
+    const QuantisedMaking *making = quantised_making();
     uint8_t *q = (uint8_t *)(uintptr_t)to->q + row * to->row_bytes;
     float *scales = (float *)(uintptr_t)to->scales + row * to->groups;
     for (int64_t g = 0, k = 0; g < to->groups; g++, k += to->group) {
         int64_t n = min_i64(to->group, to->k - k);
-        float most = kernels->largest(from + k, n);
+        float most = making->largest(from + k, n);
         if (!(most <= 3.40282347e38f)) {
             atomic_store(&job->odd, true);
             most = 0;
         }
         scales[g] = scale_of(most, to->bits);
         if (to->bits == 8)
-            kernels->quantise_8bit(from + k, n, scales[g], q + k);
+            making->quantise_8bit(from + k, n, scales[g], q + k);
         else
-            kernels->quantise_4bit(from + k, n, scales[g], k, q);
+            making->quantise_4bit(from + k, n, scales[g], k, q);
     }
 }
 

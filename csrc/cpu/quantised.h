@@ -1,12 +1,13 @@
 /* Products with quantised weights (quantised_linear in ops.def says how they lie). Up to QUANTISED_ROWS rows of
- * activations: dot products that read the weights once, converted in registers. More: blocks of weights become f32 in
+ * activations: dot products that read the weights once, converted in registers, as QUANTISED_STREAMS runs of rows side
+ * by side: memory is read fastest as a few long streams. More: blocks of weights become f32 in
  * the cache, and gemm_turned.c multiplies them. Activations and sums are f32. */
 #ifndef FORGE_CPU_QUANTISED_H
 #define FORGE_CPU_QUANTISED_H
 
 #include "cpu/cpu.h"
 
-enum { QUANTISED_ROWS = 6, QUANTISED_LANES = 8 };
+enum { QUANTISED_ROWS = 6, QUANTISED_STREAMS = 4 };
 
 typedef struct Quantised {
     const uint8_t *q;
@@ -17,30 +18,40 @@ typedef struct Quantised {
     int64_t group, groups; /* columns of a group (of the last one: fewer, maybe) and their number */
 } Quantised;
 
-/* Rows of activations as the kernels want them: f32, padded with zeros to a multiple of QUANTISED_BLOCK columns, `row`
- * apart. For 4 bits column c is divided by 16^(c / 8 % 4), so that the nibbles of a word need no shift. sums[i][g][l]:
- * over the columns c of group g with c % 8 == l, of the values before that division. NULL where no kernel reads them.
- */
+/* Rows of activations as `dots` wants them: f32, padded with zeros to a multiple of 2 QUANTISED_BLOCK columns, `row`
+ * apart, in the order that `arrange` has put them in. sums[i * groups + g]: of row i over the columns of group g. */
 typedef struct QuantisedInput {
     int64_t rows, row;
     float *x, *sums;
 } QuantisedInput;
 
-typedef struct QuantisedKernels {
-    /* c[i * c_row + j] += x[i] . w[first + j] for the input's rows, j < rows. */
-    void (*dots)(const Quantised *w, int64_t first, int64_t rows, const QuantisedInput *x, float *c, int64_t c_row);
+/* What reads the weights. */
+typedef struct QuantisedDots {
+    /* A row of an input with so many columns, which are in their natural order before. */
+    void (*arrange)(const Quantised *w, float *x, int64_t columns, float *sums);
+    /* c[i * c_row + t * run + j] += x[i] . w[first + t * stride + j] for the input's rows, t < QUANTISED_STREAMS,
+     * j < run; what c has of rows past the last is of no meaning. */
+    void (*dots)(const Quantised *w, int64_t first, int64_t run, int64_t stride, const QuantisedInput *x, float *c,
+                 int64_t c_row);
     /* dst[j * depth + c] = w[row + j][k + c] for j < rows, c < depth. k: a multiple of QUANTISED_BLOCK. */
     void (*widen)(const Quantised *w, int64_t row, int64_t rows, int64_t k, int64_t depth, float *dst);
+} QuantisedDots;
+const QuantisedDots *quantised_dots(void); /* the best for this machine */
+const QuantisedDots *quantised_dots_portable(void);
+const QuantisedDots *quantised_dots_avx2(void); /* NULL where it was not compiled for AVX2 */
+const QuantisedDots *quantised_dots_avx512(void);
+
+/* What makes them. */
+typedef struct QuantisedMaking {
     /* max |from[i]|; infinite or NaN where one is. */
     float (*largest)(const float *from, int64_t n);
     /* from[i] / scale to nearest even: n weights of 8 bits, within -127 .. 127. */
     void (*quantise_8bit)(const float *from, int64_t n, float scale, uint8_t *to);
     /* Of 4 bits, within -8 .. 7: columns [first, first + n) of the row at `to`; first: a multiple of 32, ascending. */
     void (*quantise_4bit)(const float *from, int64_t n, float scale, int64_t first, uint8_t *to);
-} QuantisedKernels;
-const QuantisedKernels *quantised_kernels(void); /* the best for this machine */
-const QuantisedKernels *quantised_kernels_portable(void);
-const QuantisedKernels *quantised_kernels_avx2(void); /* NULL where it was not compiled for AVX2 */
+} QuantisedMaking;
+const QuantisedMaking *quantised_making(void);
+const QuantisedMaking *quantised_making_avx2(void);
 
 /* Quantises weight [n, k] (f32, f16 or bf16, any strides) into q and scales, as quantised_linear has them. group 0: a
  * scale a row. `scratch`: quantise_scratch bytes. False where it has values that are not finite. quantise.c. */

@@ -9,8 +9,8 @@
 enum {
     HALF = QUANTISED_BLOCK / 2,
     BLOCK_BYTES = QUANTISED_BLOCK / 2,
-    AHEAD = 8 << 10
-}; /* columns; bytes of 4-bit weights */
+    AHEAD = 256
+}; /* columns; bytes of 4-bit weights; bytes of a stream */
 
 static inline __m256 load8(const uint8_t *at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)at)));
@@ -29,105 +29,145 @@ static inline __m256 nibble(__m256i words, int j) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(15 << (4 * j))));
 }
 
-/* What the sum over group g begins with: - zero * (sum of x). */
-static inline __m256 start_sum(const Quantised *w, const QuantisedInput *x, int64_t i, int64_t row, int64_t g) {
-    if (w->bits == 8 && !w->zeros) return _mm256_setzero_ps();
-    float zero = (w->bits == 4 ? 8.0f : 0.0f) + (w->zeros ? w->zeros[row * w->groups + g] : 0.0f);
-    return _mm256_mul_ps(_mm256_loadu_ps(x->sums + (i * w->groups + g) * QUANTISED_LANES), _mm256_set1_ps(-zero));
+/* --- activations -------------------------------------------------------------------------------------------------- */
+static float sum_of(const float *x, int64_t n) {
+    __m256 s = _mm256_setzero_ps();
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8) s = _mm256_add_ps(s, _mm256_loadu_ps(x + k));
+    if (k < n) s = _mm256_add_ps(s, _mm256_maskload_ps(x + k, v_tail((int)(n - k))));
+    return v_sum(s);
 }
 
-/* Asks for a part of the memory AHEAD, which may lie behind the weight: while 64 bytes of each of `together` rows are
- * read, as much that follows. Rows are too short, and too many at once, for the processor to see streams. */
-static inline __attribute__((always_inline)) void fetch_next(const int together, uintptr_t next, int64_t k) {
+/* Of 4 bits: column c is divided by 16^(c / 8 % 4), so that the nibbles of a word need no shift. */
+static void arrange(const Quantised *w, float *x, int64_t columns, float *sums) {
+    if (w->bits == 4 || w->zeros)
+        for (int64_t g = 0; g < w->groups; g++)
+            sums[g] = sum_of(x + g * w->group, min_i64(w->group, w->k - g * w->group));
+    for (int64_t k = 0; w->bits == 4 && k < columns; k += HALF)
+#pragma GCC unroll 4
+        for (int j = 1; j < 4; j++) {
+            float *chunk = x + k + 8 * j;
+            _mm256_storeu_ps(chunk,
+                             _mm256_mul_ps(_mm256_loadu_ps(chunk), _mm256_set1_ps(1.0f / (float)(1 << (4 * j)))));
+        }
+}
+
+/* --- dot products ------------------------------------------------------------------------------------------------- */
+/* Asks for 64 bytes of each of `together` rows that lie AHEAD in its stream, maybe behind the weight. */
+static inline __attribute__((always_inline)) void fetch(const int together, const uint8_t *const *at, int64_t byte) {
 #pragma GCC unroll 4
     for (int t = 0; t < together; t++)
-        _mm_prefetch((const char *)(next + (uintptr_t)(k * together + 64 * t)), _MM_HINT_T0);
+        _mm_prefetch((const char *)((uintptr_t)at[t] + (uintptr_t)byte + AHEAD), _MM_HINT_T0);
 }
 
-/* s[i][t] += x[i] . row t, 8 columns from k. */
+/* s[i][t] += x[i] . row t, 8 columns from k. One row of x has two sums with each row, s[chain][t]: else they would wait
+ * for each other. */
 static inline __attribute__((always_inline)) void add8(const int m, const int together, const uint8_t *const *at,
-                                                       const float *x, int64_t x_row, int64_t k,
+                                                       const QuantisedInput *x, int64_t k, int chain,
                                                        __m256 s[QUANTISED_ROWS][4]) {
 #pragma GCC unroll 4
     for (int t = 0; t < together; t++) {
         __m256 v = load8(at[t] + k);
 #pragma GCC unroll 6
-        for (int i = 0; i < m; i++) s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x + i * x_row + k), v, s[i][t]);
+        for (int i = 0; i < m; i++) {
+            __m256 *sum = &s[m == 1 ? chain : i][t];
+            *sum = _mm256_fmadd_ps(_mm256_loadu_ps(x->x + i * x->row + k), v, *sum);
+        }
     }
 }
 
 /* The same for columns [k, end) of a group. */
 static inline __attribute__((always_inline)) void add_8bit(const int m, const int together, const uint8_t *const *at,
-                                                           uintptr_t next, const float *x, int64_t x_row, int64_t k,
-                                                           int64_t end, __m256 s[QUANTISED_ROWS][4]) {
+                                                           const QuantisedInput *x, int64_t k, int64_t end,
+                                                           __m256 s[QUANTISED_ROWS][4]) {
     for (; k + 64 <= end; k += 64) {
-        fetch_next(together, next, k);
+        fetch(together, at, k);
 #pragma GCC unroll 8
-        for (int c = 0; c < 64; c += 8) add8(m, together, at, x, x_row, k + c, s);
+        for (int c = 0; c < 8; c++) add8(m, together, at, x, k + 8 * c, c % 2, s);
     }
-    fetch_next(together, next, k);
-    for (; k + 8 <= end; k += 8) add8(m, together, at, x, x_row, k, s);
+    for (; k + 8 <= end; k += 8) add8(m, together, at, x, k, 0, s);
     if (k < end) /* of the row: x is 0 behind it */
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) {
             __m256 v = load8_tail(at[t] + k, end - k);
 #pragma GCC unroll 6
-            for (int i = 0; i < m; i++) s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x + i * x_row + k), v, s[i][t]);
+            for (int i = 0; i < m; i++) s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x->x + i * x->row + k), v, s[i][t]);
         }
 }
 
 static inline __attribute__((always_inline)) void add_half(const int m, const int together, const __m256i *words,
-                                                           const float *x, int64_t x_row, __m256 s[QUANTISED_ROWS][4]) {
+                                                           const QuantisedInput *x, int64_t k,
+                                                           __m256 s[QUANTISED_ROWS][4]) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++)
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) {
             __m256 v = nibble(words[t], j);
 #pragma GCC unroll 6
-            for (int i = 0; i < m; i++) s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x + i * x_row + 8 * j), v, s[i][t]);
+            for (int i = 0; i < m; i++) {
+                s[i][t] = _mm256_fmadd_ps(_mm256_loadu_ps(x->x + i * x->row + k + 8 * j), v, s[i][t]);
+            }
         }
 }
 
 /* The same for 4 bits; k is a multiple of 32. What lies behind `end` is multiplied by zeros. */
 static inline __attribute__((always_inline)) void add_4bit(const int m, const int together, const uint8_t *const *at,
-                                                           uintptr_t next, const float *x, int64_t x_row, int64_t k,
-                                                           int64_t end, __m256 s[QUANTISED_ROWS][4]) {
+                                                           const QuantisedInput *x, int64_t k, int64_t end,
+                                                           __m256 s[QUANTISED_ROWS][4]) {
     __m256i words[4];
     if (k % QUANTISED_BLOCK) {
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++)
             words[t] = _mm256_srli_epi32(load_block(at[t] + k / QUANTISED_BLOCK * BLOCK_BYTES), 16);
-        add_half(m, together, words, x + k, x_row, s);
+        add_half(m, together, words, x, k, s);
         k += HALF;
     }
-    for (; k + HALF < end; k += QUANTISED_BLOCK) {
-        if (k % (2 * QUANTISED_BLOCK) == 0) fetch_next(together, next, k / 2);
+    for (; k < end; k += QUANTISED_BLOCK) {
+        if (k % (2 * QUANTISED_BLOCK) == 0) fetch(together, at, k / 2);
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) words[t] = load_block(at[t] + k / 2);
-        add_half(m, together, words, x + k, x_row, s);
+        add_half(m, together, words, x, k, s);
+        if (k + HALF >= end) break;
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) words[t] = _mm256_srli_epi32(words[t], 16);
-        add_half(m, together, words, x + k + HALF, x_row, s);
+        add_half(m, together, words, x, k + HALF, s);
     }
-    if (k < end) {
+}
+
+/* total -= what the products are too large by: in each group scale * zero * (sum of x). */
+static inline __attribute__((always_inline)) void take_zeros(const int bits, const int m, const int together,
+                                                             const Quantised *w, const int64_t *row,
+                                                             const QuantisedInput *x, __m256 total[QUANTISED_ROWS][4]) {
+    for (int64_t g = 0; g < w->groups; g += 8) {
+        __m256i lanes = v_tail((int)min_i64(8, w->groups - g));
 #pragma GCC unroll 4
-        for (int t = 0; t < together; t++) words[t] = load_block(at[t] + k / 2);
-        add_half(m, together, words, x + k, x_row, s);
+        for (int t = 0; t < together; t++) {
+            int64_t at = row[t] * w->groups + g;
+            __m256 zero = _mm256_set1_ps(bits == 4 ? 8.0f : 0.0f);
+            if (w->zeros) zero = _mm256_add_ps(zero, _mm256_maskload_ps(w->zeros + at, lanes));
+            zero = _mm256_mul_ps(zero, _mm256_maskload_ps(w->scales + at, lanes));
+#pragma GCC unroll 6
+            for (int i = 0; i < m; i++)
+                total[i][t] =
+                    _mm256_fnmadd_ps(zero, _mm256_maskload_ps(x->sums + i * w->groups + g, lanes), total[i][t]);
+        }
     }
 }
 
 /* `together` rows of w at a time: they share what is loaded of x, and hide the latency of the sums. */
 static inline __attribute__((always_inline)) void dots_body(const int bits, const int m, const int together,
-                                                            const Quantised *w, int64_t first, int64_t rows,
-                                                            const QuantisedInput *x, float *c, int64_t c_row) {
-    for (int64_t j = 0; j < rows; j += together) {
-        const uint8_t *at[4];
-        uintptr_t next = (uintptr_t)(w->q + (first + j) * w->row_bytes) + AHEAD;
-        int64_t row[4];
+                                                            const Quantised *w, int64_t first, int64_t run,
+                                                            int64_t stride, const QuantisedInput *x, float *c,
+                                                            int64_t c_row) {
+    const int chains = m == 1 && bits == 8 ? 2 : m;
+    for (int64_t j = 0; j < QUANTISED_STREAMS * run; j += together) {
+        const uint8_t *at[QUANTISED_STREAMS];
+        int64_t row[QUANTISED_STREAMS], stream = j % QUANTISED_STREAMS, in_run = j / QUANTISED_STREAMS;
         __m256 total[QUANTISED_ROWS][4], s[QUANTISED_ROWS][4];
 #pragma GCC unroll 4
         for (int t = 0; t < together; t++) {
-            row[t] = first + (j + t < rows ? j + t : j);
+            row[t] = first + in_run + (stream + t) * stride;
+            if (row[t] >= w->n) row[t] = first;
             at[t] = w->q + row[t] * w->row_bytes;
         }
 #pragma GCC unroll 6
@@ -137,48 +177,50 @@ static inline __attribute__((always_inline)) void dots_body(const int bits, cons
         for (int64_t g = 0, k = 0; g < w->groups; g++, k += w->group) {
             int64_t end = min_i64(k + w->group, w->k);
 #pragma GCC unroll 6
-            for (int i = 0; i < m; i++)
+            for (int i = 0; i < chains; i++)
 #pragma GCC unroll 4
-                for (int t = 0; t < together; t++) s[i][t] = start_sum(w, x, i, row[t], g);
+                for (int t = 0; t < together; t++) s[i][t] = _mm256_setzero_ps();
             if (bits == 8)
-                add_8bit(m, together, at, next, x->x, x->row, k, end, s);
+                add_8bit(m, together, at, x, k, end, s);
             else
-                add_4bit(m, together, at, next, x->x, x->row, k, end, s);
+                add_4bit(m, together, at, x, k, end, s);
 #pragma GCC unroll 4
             for (int t = 0; t < together; t++) {
                 __m256 scale = _mm256_broadcast_ss(w->scales + row[t] * w->groups + g);
+                if (chains > m) s[0][t] = _mm256_add_ps(s[0][t], s[1][t]);
 #pragma GCC unroll 6
                 for (int i = 0; i < m; i++) total[i][t] = _mm256_fmadd_ps(scale, s[i][t], total[i][t]);
             }
         }
+        if (bits == 4 || w->zeros) take_zeros(bits, m, together, w, row, x, total);
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++)
 #pragma GCC unroll 4
-            for (int t = 0; t < together; t++)
-                if (j + t < rows) c[i * c_row + j + t] += v_sum(total[i][t]);
+            for (int t = 0; t < together; t++) c[i * c_row + (stream + t) * run + in_run] += v_sum(total[i][t]);
     }
 }
 
 #define DOTS(name, bits)                                                                                               \
-    static void name(const Quantised *w, int64_t first, int64_t rows, const QuantisedInput *x, float *c,               \
-                     int64_t c_row) {                                                                                  \
+    static void name(const Quantised *w, int64_t first, int64_t run, int64_t stride, const QuantisedInput *x,          \
+                     float *c, int64_t c_row) {                                                                        \
         switch (x->rows) {                                                                                             \
-        case 1: dots_body(bits, 1, 4, w, first, rows, x, c, c_row); break;                                             \
-        case 2: dots_body(bits, 2, 4, w, first, rows, x, c, c_row); break;                                             \
-        case 3: dots_body(bits, 3, 2, w, first, rows, x, c, c_row); break;                                             \
-        case 4: dots_body(bits, 4, 2, w, first, rows, x, c, c_row); break;                                             \
-        case 5: dots_body(bits, 5, 2, w, first, rows, x, c, c_row); break;                                             \
-        default: dots_body(bits, 6, 2, w, first, rows, x, c, c_row); break;                                            \
+        case 1: dots_body(bits, 1, 4, w, first, run, stride, x, c, c_row); break;                                      \
+        case 2: dots_body(bits, 2, 4, w, first, run, stride, x, c, c_row); break;                                      \
+        case 3: dots_body(bits, 3, 2, w, first, run, stride, x, c, c_row); break;                                      \
+        case 4: dots_body(bits, 4, 2, w, first, run, stride, x, c, c_row); break;                                      \
+        case 5: dots_body(bits, 5, 2, w, first, run, stride, x, c, c_row); break;                                      \
+        default: dots_body(bits, 6, 2, w, first, run, stride, x, c, c_row); break;                                     \
         }                                                                                                              \
     }
 DOTS(dots_8bit, 8)
 DOTS(dots_4bit, 4)
 
-static void dots(const Quantised *w, int64_t first, int64_t rows, const QuantisedInput *x, float *c, int64_t c_row) {
+static void dots(const Quantised *w, int64_t first, int64_t run, int64_t stride, const QuantisedInput *x, float *c,
+                 int64_t c_row) {
     if (w->bits == 8)
-        dots_8bit(w, first, rows, x, c, c_row);
+        dots_8bit(w, first, run, stride, x, c, c_row);
     else
-        dots_4bit(w, first, rows, x, c, c_row);
+        dots_4bit(w, first, run, stride, x, c, c_row);
 }
 
 /* --- to f32 ------------------------------------------------------------------------------------------------------- */
@@ -295,10 +337,16 @@ static void quantise_4bit(const float *from, int64_t n, float scale, int64_t fir
     }
 }
 
-const QuantisedKernels *quantised_kernels_avx2(void) {
-    static const QuantisedKernels kernels = {dots, widen, largest, quantise_8bit, quantise_4bit};
+const QuantisedDots *quantised_dots_avx2(void) {
+    static const QuantisedDots kernels = {arrange, dots, widen};
     return &kernels;
 }
+
+const QuantisedMaking *quantised_making_avx2(void) {
+    static const QuantisedMaking making = {largest, quantise_8bit, quantise_4bit};
+    return &making;
+}
 #else
-const QuantisedKernels *quantised_kernels_avx2(void) { return NULL; }
+const QuantisedDots *quantised_dots_avx2(void) { return NULL; }
+const QuantisedMaking *quantised_making_avx2(void) { return NULL; }
 #endif

@@ -5,7 +5,7 @@
 
 #include "cpu/gemm.h"
 
-enum { FIXED = 5, PART_BYTES = 96 << 10, LEAST_ROWS = 8 };
+enum { FIXED = 5, PART_BYTES = 96 << 10 };
 
 static Quantised weight_of(const KernelCall *call) {
     const Tensor *q = &call->in[1], *scales = &call->in[2], *zeros = &call->in[3];
@@ -23,76 +23,84 @@ static Quantised weight_of(const KernelCall *call) {
 }
 
 /* --- few rows ----------------------------------------------------------------------------------------------------- */
-static int64_t padded(int64_t k) { return quantised_blocks(k) * QUANTISED_BLOCK; }
+static int64_t padded(int64_t k) { return round_up(k, 2 * QUANTISED_BLOCK); }
 
 /* Floats of scratch before the threads' buffers: activations, their sums. */
 static int64_t input_floats(int64_t m, int64_t k, int64_t groups) {
-    return round_up(m * padded(k), 16) + round_up(m * groups * QUANTISED_LANES, 16);
+    return round_up(m * padded(k), 16) + round_up(m * groups, 16);
 }
 
+/* Rows of each stream in a part: neighbouring parts go on where one ends. */
 static int64_t part_rows(int64_t n, int64_t row_bytes) {
-    int64_t rows = min_i64(PART_BYTES / max_i64(row_bytes, 1), (n + 15) / 16);
-    return min_i64(round_up(max_i64(rows, 1), LEAST_ROWS), GEMM_MAX_SEGMENT);
+    int64_t rows = min_i64(PART_BYTES / max_i64(row_bytes, 1), (n + 15) / 16) / QUANTISED_STREAMS;
+    return min_i64(max_i64(rows, 2), GEMM_MAX_SEGMENT);
 }
 
-static void add_sums(const Quantised *w, const float *x, float *sums) {
-    memset(sums, 0, (size_t)(w->groups * QUANTISED_LANES) * sizeof *sums);
-    for (int64_t g = 0; g < w->groups; g++)
-        for (int64_t k = g * w->group, end = min_i64(k + w->group, w->k); k < end; k++)
-            sums[g * QUANTISED_LANES + k % QUANTISED_LANES] += x[k];
-}
+static int64_t stream_rows(int64_t n) { return (n + QUANTISED_STREAMS - 1) / QUANTISED_STREAMS; }
 
-static void prepare(const Quantised *w, const Tensor *x, QuantisedInput *input) {
-    const GemmKernels *kernels = gemm_kernels();
+static void prepare(const Quantised *w, const QuantisedDots *kernels, const Tensor *x, QuantisedInput *input) {
     for (int64_t i = 0; i < input->rows; i++) {
         float *to = input->x + i * input->row;
         const char *from = (const char *)x->data + i * w->k * (int64_t)dtype_size(x->dtype);
         if (x->dtype == DTYPE_F32)
             memcpy(to, from, (size_t)w->k * sizeof *to);
         else
-            kernels->widen(to, (const uint16_t *)(const void *)from, x->dtype, w->k);
+            gemm_kernels()->widen(to, (const uint16_t *)(const void *)from, x->dtype, w->k);
         memset(to + w->k, 0, (size_t)(input->row - w->k) * sizeof *to);
-        if (w->bits == 4 || w->zeros) add_sums(w, to, input->sums + i * w->groups * QUANTISED_LANES);
-        if (w->bits == 4)
-            for (int64_t k = 8; k < input->row; k += 8)
-                if (k / 8 % 4) kernels->scale(to + k, to + k, 1.0f / (float)(1 << (4 * (k / 8 % 4))), 8);
+        kernels->arrange(w, to, input->row, input->sums + i * w->groups);
     }
 }
 
 typedef struct Job {
     const Quantised *w;
-    const QuantisedKernels *kernels;
+    const QuantisedDots *kernels;
     QuantisedInput x;
     GemmFinish *finish;
-    int64_t rows; /* of the weight in a part */
-    float *c;     /* a buffer for each thread */
+    int64_t rows, stream; /* of the weight in a part of a stream, in a stream */
+    float *c;             /* a buffer for each thread */
 } Job;
 
 static void compute(void *arg, int64_t part, int thread) {
     const Job *job = arg;
-    int64_t row = part * job->rows, rows = min_i64(job->rows, job->w->n - row);
-    float *c = job->c + thread * job->rows * QUANTISED_ROWS;
-    for (int64_t i = 0; i < job->x.rows; i++) gemm_start_row(job->finish, i, row, rows, c + i * rows);
-    job->kernels->dots(job->w, row, rows, &job->x, c, rows);
-    for (int64_t i = 0; i < job->x.rows; i++) gemm_finish_row(job->finish, i, row, rows, c + i * rows);
+    int64_t first = part * job->rows, run = min_i64(job->rows, job->stream - first), width = QUANTISED_STREAMS * run;
+    float *c = job->c + thread * QUANTISED_STREAMS * job->rows * QUANTISED_ROWS;
+    for (int64_t i = 0; i < job->x.rows; i++)
+        for (int64_t t = 0, row = first; t < QUANTISED_STREAMS; t++, row += job->stream)
+            if (row < job->w->n) gemm_start_row(job->finish, i, row, run, c + i * width + t * run);
+    job->kernels->dots(job->w, first, run, job->stream, &job->x, c, width);
+    for (int64_t i = 0; i < job->x.rows; i++)
+        for (int64_t t = 0, row = first; t < QUANTISED_STREAMS && row < job->w->n; t++, row += job->stream)
+            gemm_finish_block(job->finish, i, 1, row, min_i64(run, job->w->n - row), c + i * width + t * run, width);
 }
 
 static void run_few(const KernelCall *call, const Quantised *w, GemmFinish *finish, int64_t m) {
     float *scratch = call->scratch;
     Job job = {.w = w,
-               .kernels = quantised_kernels(),
+               .kernels = quantised_dots(),
                .x = {m, padded(w->k), scratch, scratch + round_up(m * padded(w->k), 16)},
                .finish = finish,
                .rows = part_rows(w->n, w->row_bytes),
+               .stream = stream_rows(w->n),
                .c = scratch + input_floats(m, w->k, w->groups)};
     bool small = w->n * w->row_bytes < 16 << 10;
-    prepare(w, &call->in[0], &job.x);
-    pool_run(small ? NULL : call->pool, (w->n + job.rows - 1) / job.rows, compute, &job);
+    prepare(w, job.kernels, &call->in[0], &job.x);
+    pool_run(small ? NULL : call->pool, (job.stream + job.rows - 1) / job.rows, compute, &job);
 }
 
 /* --- many rows ---------------------------------------------------------------------------------------------------- */
+static int64_t byte_of(const Quantised *w, int64_t column) { return w->bits == 8 ? column : column / 2; }
+
+/* What is loaded next comes into the L2 while this is multiplied: the same rows' next columns, or the next rows. The
+ * pieces are too short for the processor to see it coming. */
 static void load(const void *user, int64_t row, int64_t rows, int64_t k, int64_t depth, float *dst) {
-    quantised_kernels()->widen(user, row, rows, k, depth, dst);
+    const Quantised *w = user;
+    quantised_dots()->widen(w, row, rows, k, depth, dst);
+    bool ends = k + depth >= w->k;
+    int64_t next = ends ? row + rows : row, begin = ends ? 0 : byte_of(w, k + depth);
+    int64_t end = min_i64(begin + byte_of(w, GEMM_BLOCK_K), w->row_bytes);
+    for (int64_t i = next; i < min_i64(next + rows, w->n); i++)
+        for (const uint8_t *q = w->q + i * w->row_bytes, *at = q + begin; at < q + end; at += 64)
+            __builtin_prefetch(at, 0, 2);
 }
 
 static void run_many(const KernelCall *call, const Quantised *w, GemmFinish *finish, int64_t m) {
@@ -127,6 +135,7 @@ int64_t quantised_linear_scratch(const Graph *g, const Node *node, int threads) 
     int64_t m = 1, k = x->shape[x->rank - 1], row_bytes = q->rank == 2 ? k : q->shape[1] * q->shape[2];
     for (int d = 0; d + 1 < x->rank; d++) m *= x->shape[d];
     if (m > QUANTISED_ROWS) return gemm_turned_scratch(1, m, q->shape[0], k, threads);
-    return (input_floats(m, k, scales->shape[1]) + part_rows(q->shape[0], row_bytes) * QUANTISED_ROWS * threads) *
+    return (input_floats(m, k, scales->shape[1]) +
+            QUANTISED_STREAMS * part_rows(q->shape[0], row_bytes) * QUANTISED_ROWS * threads) *
            (int64_t)sizeof(float);
 }

@@ -9,17 +9,24 @@ static float weight(const Quantised *w, int64_t row, int64_t column) {
     return (w->zeros ? q - w->zeros[at] : q) * w->scales[at];
 }
 
-static void dots(const Quantised *w, int64_t first, int64_t rows, const QuantisedInput *x, float *c, int64_t c_row) {
+static void arrange(const Quantised *w, float *x, int64_t columns, float *sums) {
+    (void)w, (void)x, (void)columns, (void)sums;
+}
+
+static float dot(const Quantised *w, int64_t row, const float *x) {
+    enum { LANES = 8 };
+    float lanes[LANES] = {0}, total = 0;
+    for (int64_t k = 0; k < w->k; k++) lanes[k % LANES] += x[k] * weight(w, row, k);
+    for (int l = 0; l < LANES; l++) total += lanes[l];
+    return total;
+}
+
+static void dots(const Quantised *w, int64_t first, int64_t run, int64_t stride, const QuantisedInput *x, float *c,
+                 int64_t c_row) {
     for (int64_t i = 0; i < x->rows; i++)
-        for (int64_t j = 0; j < rows; j++) {
-            float lanes[QUANTISED_LANES] = {0}, total = 0;
-            for (int64_t k = 0; k < w->k; k++) {
-                float undo = w->bits == 4 ? (float)(1 << (4 * (k / 8 % 4))) : 1.0f;
-                lanes[k % QUANTISED_LANES] += x->x[i * x->row + k] * undo * weight(w, first + j, k);
-            }
-            for (int l = 0; l < QUANTISED_LANES; l++) total += lanes[l];
-            c[i * c_row + j] += total;
-        }
+        for (int64_t t = 0; t < QUANTISED_STREAMS; t++)
+            for (int64_t j = 0; j < run && first + t * stride + j < w->n; j++)
+                c[i * c_row + t * run + j] += dot(w, first + t * stride + j, x->x + i * x->row);
 }
 
 static void widen(const Quantised *w, int64_t row, int64_t rows, int64_t k, int64_t depth, float *dst) {
@@ -53,12 +60,19 @@ static void quantise_4bit(const float *from, int64_t n, float scale, int64_t fir
     }
 }
 
-const QuantisedKernels *quantised_kernels_portable(void) {
-    static const QuantisedKernels portable = {dots, widen, largest, quantise_8bit, quantise_4bit};
+const QuantisedDots *quantised_dots_portable(void) {
+    static const QuantisedDots portable = {arrange, dots, widen};
     return &portable;
 }
 
-const QuantisedKernels *quantised_kernels(void) {
-    const QuantisedKernels *avx2 = cpu_has_avx2() ? quantised_kernels_avx2() : NULL;
-    return avx2 ? avx2 : quantised_kernels_portable();
+const QuantisedDots *quantised_dots(void) {
+    const QuantisedDots *avx512 = cpu_has_avx512() ? quantised_dots_avx512() : NULL;
+    const QuantisedDots *avx2 = cpu_has_avx2() ? quantised_dots_avx2() : NULL;
+    return avx512 ? avx512 : avx2 ? avx2 : quantised_dots_portable();
+}
+
+const QuantisedMaking *quantised_making(void) {
+    static const QuantisedMaking portable = {largest, quantise_8bit, quantise_4bit};
+    const QuantisedMaking *avx2 = cpu_has_avx2() ? quantised_making_avx2() : NULL;
+    return avx2 ? avx2 : &portable;
 }

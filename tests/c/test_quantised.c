@@ -179,6 +179,58 @@ static void test_random(void) {
     }
 }
 
+/* Each instruction set that this machine has, not only the best. */
+static void test_instruction_sets(void) {
+    const QuantisedDots *all[] = {quantised_dots_portable(), cpu_has_avx2() ? quantised_dots_avx2() : NULL,
+                                  cpu_has_avx512() ? quantised_dots_avx512() : NULL};
+    static const int64_t groups[] = {0, 0, 32, 64, 96, 128, 256};
+    for (int round = 0; round < 200; round++) {
+        Case c = {.m = between(1, QUANTISED_ROWS), .n = between(1, 40), .bits = below(2) ? 8 : 4};
+        c.k = between(1, 500), c.group = groups[below(7)];
+        make(&c, DTYPE_F32, below(2), false, false);
+        Quantised w = {.q = c.in[1].data,
+                       .scales = c.in[2].data,
+                       .zeros = c.in[3].data,
+                       .bits = c.bits,
+                       .n = c.n,
+                       .k = c.k,
+                       .row_bytes = c.bits == 8 ? c.k : quantised_blocks(c.k) * (QUANTISED_BLOCK / 2),
+                       .group = c.group ? c.group : c.k,
+                       .groups = quantised_groups(c.k, c.group)};
+        int64_t columns = round_up(c.k, 2 * QUANTISED_BLOCK),
+                stride = (c.n + QUANTISED_STREAMS - 1) / QUANTISED_STREAMS;
+        int64_t first = below(stride), run = between(1, stride - first), width = QUANTISED_STREAMS * run;
+        const float *from = c.in[0].data;
+        float *wide = get(c.n * c.k * 4), *again = get(c.n * c.k * 4);
+        for (size_t s = 0; s < sizeof all / sizeof *all; s++) {
+            if (!all[s]) continue;
+            QuantisedInput x = {c.m, columns, get(c.m * columns * 4), get(c.m * w.groups * 4)};
+            float *got = get(c.m * width * 4);
+            memset(x.x, 0, (size_t)(c.m * columns) * sizeof(float));
+            memset(got, 0, (size_t)(c.m * width) * sizeof(float));
+            for (int64_t i = 0; i < c.m; i++) {
+                memcpy(x.x + i * columns, from + i * c.k, (size_t)c.k * sizeof(float));
+                all[s]->arrange(&w, x.x + i * columns, columns, x.sums + i * w.groups);
+            }
+            all[s]->dots(&w, first, run, stride, &x, got, width);
+            for (int64_t i = 0; i < c.m * width; i++) {
+                int64_t row = first + i % width / run * stride + i % width % run;
+                double sum = 0, size = 0;
+                if (row >= c.n) continue;
+                for (int64_t k = 0; k < c.k; k++) {
+                    double q = weight(&c, row, k), each = (double)from[i / width * c.k + k];
+                    double scale = (double)w.scales[row * w.groups + k / w.group];
+                    sum += each * q, size += fabs(each * q) + fabs(16 * each * scale);
+                }
+                CHECK(fabs((double)got[i] - sum) <= 4e-7 * size);
+            }
+            all[s]->widen(&w, 0, c.n, 0, c.k, s ? again : wide);
+            CHECK(!s || memcmp(wide, again, (size_t)(c.n * c.k) * sizeof(float)) == 0);
+        }
+        end(&c);
+    }
+}
+
 /* What the shape rule refuses. */
 static void test_rule(void) {
     Case c = {.m = 2, .n = 3, .k = 100, .bits = 4, .group = 32};
@@ -205,6 +257,7 @@ int main(void) {
     context_init(&ctx);
     CHECK_OK(&ctx, pool_create(&ctx, THREADS, &pool));
     test_random();
+    test_instruction_sets();
     test_rule();
     pool_destroy(pool);
     return check_done();
