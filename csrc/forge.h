@@ -111,9 +111,9 @@ typedef struct ConstantData {
     const void *data; /* NULL: spelled out in the text */
     int64_t bytes;
 } ConstantData;
-/* Back from text and constants, whose memory is borrowed: an entry for each constant of the graph, in order. No pass is
- * run. */
+/* Back from text and constants, whose memory is borrowed: an entry for each constant of the graph, in order. `callees`:
+ * how many functions there are for the graph's host calls. No pass is run. */
 MUST_USE Code forge_load(Context *ctx, const char *text, size_t size, const ConstantData *constants, size_t n,
-                         const CompileOptions *options, Program **out);
+                         uint32_t callees, const CompileOptions *options, Program **out);
 
 #endif

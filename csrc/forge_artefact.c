@@ -83,7 +83,27 @@ static Code bind_constants(Context *ctx, Graph *g, const ConstantData *constants
     return CODE_OK;
 }
 
-static Code load(Context *ctx, const char *text, size_t size, const ConstantData *constants, size_t n,
+/* Objects come from host calls alone: an address that a caller gives is memory, never an object. */
+static Code check_objects(Context *ctx, const Graph *g, uint32_t callees) {
+    for (uint32_t i = 0; i < g->n_inputs; i++) {
+        if (graph_value(g, g->inputs[i])->dtype == DTYPE_OBJECT)
+            return fail(ctx, CODE_UNSUPPORTED, "input %u is an object, which a loaded program cannot be given", i);
+    }
+    for (uint32_t i = 0; i < g->n_constants; i++) {
+        if (g->constants[i].dtype == DTYPE_OBJECT) return fail(ctx, CODE_INVALID, "constant %u is an object", i);
+    }
+    GRAPH_EACH(g, id) {
+        const Node *node = graph_node(g, id);
+        if (node->op != OP_host) continue;
+        int64_t index = node_int(node, ATTR_index);
+        if (index < 0 || index >= callees)
+            return fail(ctx, CODE_UNSUPPORTED, "the graph calls host function %lld of %u", (long long)index,
+                        (unsigned)callees);
+    }
+    return CODE_OK;
+}
+
+static Code load(Context *ctx, const char *text, size_t size, const ConstantData *constants, size_t n, uint32_t callees,
                  const CompileOptions *options, Program *program) {
     Graph *g;
     CompileOptions planned = *options;
@@ -92,19 +112,16 @@ static Code load(Context *ctx, const char *text, size_t size, const ConstantData
     TRY(graph_parse(ctx, &program->arena, text, size, &g));
     TRY(bind_constants(ctx, g, constants, n));
     TRY(graph_verify(ctx, g));
-    GRAPH_EACH(g, id) {
-        if (graph_node(g, id)->op == OP_host)
-            return fail(ctx, CODE_UNSUPPORTED, "the graph calls the host, which a loaded program has none of");
-    }
+    TRY(check_objects(ctx, g, callees));
     return program_build(ctx, program, g, &planned, true);
 }
 
-Code forge_load(Context *ctx, const char *text, size_t size, const ConstantData *constants, size_t n,
+Code forge_load(Context *ctx, const char *text, size_t size, const ConstantData *constants, size_t n, uint32_t callees,
                 const CompileOptions *options, Program **out) {
     Program *program;
     *out = NULL;
     TRY(program_create(ctx, &program));
-    Code code = load(ctx, text, size, constants, n, options, program);
+    Code code = load(ctx, text, size, constants, n, callees, options, program);
     if (code != CODE_OK) {
         forge_destroy(program);
         return code;

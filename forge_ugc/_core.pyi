@@ -81,6 +81,7 @@ def load(
     cache_dir: str | None = None,
     fail_allocation: int = 0,
     host_precision: str = "fp32",
+    callees: int = 0,  # functions that there are for the graph's host calls
 ) -> Program: ...
 def optimize_text(
     text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0
@@ -133,6 +134,8 @@ class Program:
     def portable(
         self,
     ) -> tuple[str, list[tuple[str | None, str, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]] | None]]: ...
+    def hosts(self) -> list[tuple[int, int, list[tuple[str, tuple[int, ...]]]]]:
+        """(callee, number of operands, types of the results) of each host call, in order."""
     def types(self) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]: ...
     def report(self) -> dict[str, Any]:
         """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms,

@@ -544,8 +544,9 @@ class CompiledModel:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an artefact, which `forge_ugc.load` makes a callable of, without torch and without compiling.
 
-        The weights as they are now, and a program for each set of shapes that was called. ArtefactError names what
-        cannot be kept: operators that run through torch, caches, weights without values.
+        The weights as they are now, and a program for each set of shapes that was called. Operators that run through
+        torch are named in a FallbackWarning; such a file needs torch to load. ArtefactError names what cannot be kept:
+        operators that are not ATen's, caches that grow, weights without values.
         """
         from .saving import save
 

@@ -173,9 +173,13 @@ def register_dataclasses(tree: Any) -> None:
 
 
 def register_caches(model: Any, leaves: list[Any]) -> None:
-    """Makes DynamicCache a pytree where it may appear, by transformers' own helper. Never imports transformers anew."""
+    """Makes transformers' caches pytrees where they may appear, by its own helpers. Never imports it anew."""
     module = sys.modules.get("transformers.cache_utils")
-    if module is None or module.DynamicCache in pytree.SUPPORTED_NODES:
+    if module is None:
+        return
+    for kind in {type(leaf) for leaf in leaves if isinstance(leaf, module.Cache)} - {module.DynamicCache}:
+        _register_cache(kind)
+    if module.DynamicCache in pytree.SUPPORTED_NODES:
         return
     uses = any(isinstance(leaf, module.DynamicCache) for leaf in leaves)
     if isinstance(model, torch.nn.Module):
@@ -187,6 +191,14 @@ def register_caches(model: Any, leaves: list[Any]) -> None:
     except ImportError:
         return
     register_dynamic_cache_export_support()
+
+
+def _register_cache(kind: type) -> None:
+    try:
+        from transformers.exporters.exporter_dynamo import register_pytree_node
+    except ImportError:  # before 5.24: torch.export says what it lacks
+        return
+    register_pytree_node(kind)
 
 
 @functools.cache

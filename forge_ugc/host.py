@@ -61,7 +61,8 @@ class HostCall:
                 value = value.clone()
         if carried is None:
             return value
-        given = (value.dtype, tuple(value.shape))
+        dense = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_cpu
+        given = (value.dtype, tuple(value.shape)) if dense else type(value).__name__
         if given != carried:  # C would read memory of another size
             raise RuntimeError(f"{self.name} ({self.source}) gave {given}, but its captured type is {carried}")
         value = value.contiguous()

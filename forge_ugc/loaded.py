@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from . import _core, npu
+from .arrays import Buffer, allocate, as_numpy, buffer_of, overlap
 from .artefact import DTYPES, Artefact
 from .errors import ArtefactError
 from .profile import Profile
@@ -119,7 +121,8 @@ class LoadedModel:
         for leaf in manifest["leaves"]:
             self._leaves.append((_text(leaf["path"]), leaf["value"] if "value" in leaf else _REQUIRED))
         for _, structure in self._parameters:
-            _leaf_numbers(structure, len(self._leaves))
+            _visit(structure, _ARGUMENTS, {"leaf": len(self._leaves)})
+        self._containers = sum(_count_containers(structure) for _, structure in self._parameters)
         self._state = {}
         for name in manifest["state"]:
             memory = artefact.tensors[f"state:{_text(name)}"]
@@ -144,24 +147,29 @@ class LoadedModel:
                 if array.shape != shape or array.dtype != np.dtype(DTYPES[dtype][1]):
                     raise ArtefactError(f"{self._path}: state {which!r} is not {dtype}{list(shape)}")
         for kind, which, index in program.writes:
-            dtype, shape = program.outputs[_number(index, len(program.outputs))]
-            source = program.inputs[program.sources.index((kind, which))]
-            if source != (dtype, shape):
+            written = program.outputs[_number(index, len(program.outputs))]
+            if program.inputs[program.sources.index((kind, which))] != written:
                 raise ArtefactError(f"{self._path}: output {index} cannot be stored into {which!r}")
-        _output_numbers(self._outputs, len(program.outputs))
+        found: dict[str, list[int]] = {"leaf": [], "argument": []}
+        below = {"leaf": len(program.outputs), "argument": len(self._leaves), "given": self._containers}
+        _visit(self._outputs, _RESULTS, below, lambda kind, number: found.setdefault(kind, []).append(number))
+        if any(self._leaves[i][1] is not _REQUIRED for i in found["argument"]):
+            raise ArtefactError(f"{self._path}: a result is an argument that is a constant")
+        program.write_in_place(found["leaf"])
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model. TypeError names an input whose structure, dtype or shape was not saved."""
-        leaves = self._bind(args, kwargs)
+        leaves, containers = self._bind(args, kwargs)
         program, buffers = self._choose(leaves)
         if not program.stateful:
-            return self._run(program, leaves, buffers)
+            return self._run(program, leaves, containers, buffers)
         with self._lock:
-            return self._run(program, leaves, buffers)
+            return self._run(program, leaves, containers, buffers)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        """Leaves of the arguments, and the containers that hold them, each before what it holds."""
         if len(args) > self._positional:
             raise TypeError(f"{self._positional} positional arguments at most, given {len(args)}")
         given = dict(zip((name for name, _ in self._parameters), args, strict=False))
@@ -170,16 +178,19 @@ class LoadedModel:
                 raise TypeError(f"argument {name!r} is given twice")
             given[name] = value
         leaves: list[Any] = [default for _, default in self._leaves]
+        containers: list[Any] = []
         for name, structure in self._parameters:
             if name in given:
-                self._flatten(structure, given.pop(name), name, leaves)
-            elif any(self._leaves[i][1] is _REQUIRED for i in _leaf_numbers(structure, len(leaves))):
+                self._flatten(structure, given.pop(name), name, leaves, containers)
+            elif any(self._leaves[i][1] is _REQUIRED for i in _leaf_numbers(structure)):
                 raise TypeError(f"input {name!r} is missing")
+            else:
+                containers += [None] * _count_containers(structure)
         if given:
             raise TypeError(f"input {next(iter(given))!r} was not part of the saved model's example inputs")
-        return leaves
+        return leaves, containers
 
-    def _flatten(self, structure: Any, value: Any, path: str, leaves: list[Any]) -> None:
+    def _flatten(self, structure: Any, value: Any, path: str, leaves: list[Any], containers: list[Any]) -> None:
         if "leaf" in structure:
             index = structure["leaf"]
             expected = self._leaves[index][1]
@@ -187,24 +198,29 @@ class LoadedModel:
             if expected is not _REQUIRED and not same:
                 raise TypeError(f"input {path}: saved for {expected!r}, given {value!r}")
             leaves[index] = value
-        elif "dict" in structure:
+            return
+        containers.append(value)
+        if "dict" in structure:
             below = structure["dict"]
             if not isinstance(value, dict) or {k for k, _ in below} != set(value):
                 raise TypeError(f"input {path}: expected a dict with the keys {[k for k, _ in below]}")
             for key, child in below:
-                self._flatten(child, value[key], f"{path}[{key!r}]", leaves)
+                self._flatten(child, value[key], f"{path}[{key!r}]", leaves, containers)
+        elif "object" in structure:
+            for steps, child in structure["object"]:
+                self._flatten(child, _follow(value, steps, path), path + _spelled(steps), leaves, containers)
         else:
             kind = "tuple" if "tuple" in structure else "list"
             below = structure[kind]
             if type(value).__name__ != kind or len(value) != len(below):
                 raise TypeError(f"input {path}: expected a {kind} of {len(below)}, given {type(value).__name__}")
             for i, (child, item) in enumerate(zip(below, value, strict=True)):
-                self._flatten(child, item, f"{path}[{i}]", leaves)
+                self._flatten(child, item, f"{path}[{i}]", leaves, containers)
 
-    def _choose(self, leaves: list[Any]) -> tuple[_Program, dict[int, _Buffer]]:
+    def _choose(self, leaves: list[Any]) -> tuple[_Program, dict[int, Buffer]]:
         """The program for these shapes, and the leaves as memory."""
         buffers = {
-            i: _buffer(leaves[i], path) for i, (path, default) in enumerate(self._leaves) if default is _REQUIRED
+            i: buffer_of(leaves[i], path) for i, (path, default) in enumerate(self._leaves) if default is _REQUIRED
         }
         for program in self._programs:
             if all(buffers[i].is_like(dtype, shape) for i, dtype, shape in program.leaves):
@@ -216,20 +232,31 @@ class LoadedModel:
                 wanted.append(f"input {self._leaves[i][0]}: expected {dtype}{shapes}, given {buffers[i].describe()}")
         raise TypeError("; ".join(wanted) or "no program was saved for these shapes together")
 
-    def _run(self, program: _Program, leaves: list[Any], buffers: dict[int, _Buffer]) -> Any:
+    def _run(self, program: _Program, leaves: list[Any], containers: list[Any], buffers: dict[int, Buffer]) -> Any:
+        if program.written:
+            pair = overlap(buffers, program.written)
+            if pair is not None:
+                one, other = (self._leaves[i][0] for i in pair)
+                raise TypeError(f"input {one} is written and shares memory with input {other}; pass a copy of one")
         torch = next((b.torch for b in buffers.values() if b.torch is not None), None)
-        addresses, keep = self._gather(program, buffers)
-        self._check_apart(program, keep)
-        results = [_allocate(torch, dtype, shape) for dtype, shape in program.outputs]
-        program.run(addresses, [address for _, address in results])
+        inputs, keep = self._gather(program, buffers)
+        results, outputs, written = self._results(program, buffers, inputs, torch)
+        try:
+            objects = program.run(inputs, outputs, program.host)
+        finally:
+            if written and torch is not None:  # autograd and compiled models have to know
+                torch.autograd.graph.increment_version(written)
+        for index in program.opaque:
+            results[index] = _handed_out(objects[index], torch)
         for kind, which, index in program.writes:
-            if kind == "leaf":
-                buffers[which].store(results[index][0])
-            else:
-                np.copyto(self._state[which], _numpy(results[index][0]))
-        return _unflatten(self._outputs, [result for result, _ in results])
+            if kind == "leaf" and results[index] is not buffers[which].value:  # else the program has written it
+                buffers[which].store(results[index])
+            elif kind == "state" and results[index] is not self._state[which]:
+                np.copyto(self._state[which], as_numpy(results[index]))
+        del keep
+        return _unflatten(self._outputs, results, leaves, containers)
 
-    def _gather(self, program: _Program, buffers: dict[int, _Buffer]) -> tuple[list[int], list[Any]]:
+    def _gather(self, program: _Program, buffers: dict[int, Buffer]) -> tuple[list[int], list[Any]]:
         """Addresses for the program's inputs, and what owns the memory."""
         addresses, keep = [], []
         for kind, which in program.sources:
@@ -242,12 +269,27 @@ class LoadedModel:
             keep.append(owner)
         return addresses, keep
 
-    def _check_apart(self, program: _Program, memory: list[Any]) -> None:
-        for kind, which, _ in program.writes:
-            written = program.sources.index((kind, which))
-            for other, owner in enumerate(memory):
-                if other != written and np.may_share_memory(_numpy(memory[written]), _numpy(owner)):
-                    raise TypeError(f"{which!r} is written and shares memory with another input; pass a copy of one")
+    def _results(
+        self, program: _Program, buffers: dict[int, Buffer], inputs: list[int], torch: Any
+    ) -> tuple[list[Any], list[int], list[Any]]:
+        """What the program writes, new arrays or the caller's own; their addresses; torch's among the caller's own."""
+        results: list[Any] = [None] * len(program.outputs)
+        outputs, written = [0] * len(results), []
+        for number, index, kind, which in program.in_place:
+            if kind == "state":
+                results[index] = self._state[which]
+            else:
+                buffer = buffers[which]
+                if inputs[number] != buffer.span()[0] or not buffer.may_write():
+                    continue  # a copy that is row major, or memory that is not to be written: store() says so
+                results[index] = buffer.value
+                if buffer.torch is not None:
+                    written.append(buffer.value)
+            outputs[index] = inputs[number]
+        for index, (dtype, shape) in enumerate(program.outputs):
+            if results[index] is None and dtype != "object":
+                results[index], outputs[index] = allocate(torch, dtype, shape)
+        return results, outputs, written
 
     # --- looking inside -----------------------------------------------------------------------------------------------
 
@@ -269,13 +311,13 @@ class LoadedModel:
         """As CompiledModel.profile: the time of each instruction over `calls` calls. State stays as it is."""
         if calls < 1:
             raise ValueError(f"calls must be positive, given {calls}")
-        program, buffers = self._choose(self._bind(args, kwargs))
-        with self._lock:
+        program, buffers = self._choose(self._bind(args, kwargs)[0])
+        with self._lock, _rewound(program.host):
             addresses, keep = self._gather(program, buffers)
-            results = [_allocate(None, dtype, shape) for dtype, shape in program.outputs]
+            results = [allocate(None, d, shape) if d != "object" else (None, 0) for d, shape in program.outputs]
             outputs = [address for _, address in results]
-            program.program.run(addresses, outputs)
-            times = [program.program.profile(addresses, outputs) for _ in range(calls)]
+            program.program.run(addresses, outputs, program.host)
+            times = [program.program.profile(addresses, outputs, program.host) for _ in range(calls)]
             del keep
         return Profile(f"{self.manifest.get('model', '')} on {self.device}", program.program.schedule(), times)
 
@@ -313,8 +355,11 @@ class _Program(npu.Dispatched):
         for key in entry["constants"]:
             memory = artefact.tensors[key] if key is not None else None
             self._constants.append(None if memory is None else (memory.address, memory.nbytes))
+        self._calls = entry.get("hosts", [])
         super().__init__(choice)
+        self.host = _hosts(self._calls, self.program.hosts(), artefact.path)
         self.inputs, self.outputs = self.program.types()
+        self.opaque = [index for index, (dtype, _) in enumerate(self.outputs) if dtype == "object"]
         self.sources = [_source(s) for s in entry["inputs"]]
         self.writes = [(*_source(w["to"]), w["output"]) for w in entry["writes"]]
         if len(self.sources) != len(self.inputs):
@@ -322,6 +367,18 @@ class _Program(npu.Dispatched):
         pairs = zip(self.sources, self.inputs, strict=True)
         self.leaves = [(which, dtype, shape) for (kind, which), (dtype, shape) in pairs if kind == "leaf"]
         self.stateful = any(kind == "state" for kind, _ in self.sources)
+        self.written = {which for kind, which, _ in self.writes if kind == "leaf"}
+        self.in_place: list[tuple[int, int, str, Any]] = []
+
+    def write_in_place(self, results: list[int]) -> None:
+        """Finds the outputs that are made in the memory of what they are the new value of: (input, output, kind,
+        which). `results`: outputs that are handed out as new arrays, which these must not be."""
+        taken = Counter([*(index for _, _, index in self.writes), *set(results)])
+        for kind, which, index in self.writes:
+            number = self.sources.index((kind, which))
+            if taken[index] == 1 and self.sources.count((kind, which)) == 1:
+                if self.program.may_share(number, index):
+                    self.in_place.append((number, index, kind, which))
 
     def build(self, choice: npu.Choice, settings: dict[str, Any]) -> Any:
         try:
@@ -334,6 +391,7 @@ class _Program(npu.Dispatched):
                 pack=self.executable(),
                 executable=self.executable(),
                 keepalive=self._artefact,
+                callees=len(self._calls),
                 **settings,
             )
         except (ValueError, TypeError, NotImplementedError) as error:
@@ -343,87 +401,28 @@ class _Program(npu.Dispatched):
         return next(shape for which, _, shape in self.leaves if which == leaf)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+def _hosts(calls: list[Any], wanted: list[tuple[int, int, list[Any]]], path: str) -> Any:
+    """host(callee, operands) of a program: what its file says of the calls that its graph makes."""
+    if not wanted:
+        return None
+    names = ", ".join(dict.fromkeys(str(calls[callee]["target"])[:100] for callee, _, _ in wanted))
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ArtefactError(
+            f"{path}: these operators of it run through torch, which is not installed: {names}"
+        ) from None
+    from .hostdata import host_call
+
+    found = {callee: host_call(calls[callee], operands, results) for callee, operands, results in wanted}
+    if len(found) != len(wanted):
+        raise ArtefactError(f"{path}: two host calls of one number")
+    return lambda callee, operands: found[callee](operands)
 
 
-class _Buffer:
-    """An input array: numpy's or torch's."""
-
-    def __init__(self, value: Any, torch: Any, dtype: str, shape: tuple[int, ...]) -> None:
-        self.value, self.torch, self.dtype, self.shape = value, torch, dtype, shape
-
-    def is_like(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        numpy_bf16 = self.torch is None and dtype == "bf16" and self.value.dtype == np.uint16
-        return self.shape == shape and (self.dtype == dtype or numpy_bf16)
-
-    def describe(self) -> str:
-        return f"{self.dtype or self.value.dtype}{list(self.shape)}"
-
-    def row_major(self) -> tuple[int, Any]:
-        if self.torch is not None:
-            tensor = self.value.detach().resolve_neg().resolve_conj().contiguous()
-            return tensor.data_ptr(), tensor
-        array = np.ascontiguousarray(self.value)
-        return array.ctypes.data, array
-
-    def store(self, result: Any) -> None:
-        if self.torch is not None:
-            with self.torch.no_grad():
-                self.value.copy_(result)
-        else:
-            np.copyto(self.value, result)
-
-
-_OF_NUMPY = {np.dtype(spelled): ours for ours, (_, spelled) in DTYPES.items() if ours != "bf16"}
-_OF_TORCH = {
-    "bool": "bool",
-    "uint8": "u8",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "float64": "f64",
-    "complex64": "c64",
-    "complex128": "c128",
-}
-_TO_TORCH = {ours: name for name, ours in _OF_TORCH.items()}
-
-
-def _buffer(value: Any, path: str) -> _Buffer:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.device.type != "cpu" or value.layout is not torch.strided:
-            raise TypeError(f"input {path}: expected a dense tensor on the cpu, given one on {value.device}")
-        return _Buffer(value, torch, _OF_TORCH.get(str(value.dtype).removeprefix("torch."), ""), tuple(value.shape))
-    if not isinstance(value, np.ndarray):
-        if not hasattr(value, "__dlpack__"):
-            raise TypeError(f"input {path}: expected an array, given {type(value).__name__}")
-        value = np.from_dlpack(value)
-    return _Buffer(value, None, _OF_NUMPY.get(value.dtype, ""), value.shape)
-
-
-def _allocate(torch: Any, dtype: str, shape: tuple[int, ...]) -> tuple[Any, int]:
-    if torch is not None:
-        tensor = torch.empty(shape, dtype=getattr(torch, _TO_TORCH[dtype]), device="cpu")
-        return tensor, tensor.data_ptr()
-    array = np.empty(shape, DTYPES[dtype][1])
-    return array, array.ctypes.data
-
-
-def _numpy(value: Any) -> np.ndarray[Any, Any]:
-    """The same memory as numpy's, with numpy's type of that width."""
-    if isinstance(value, np.ndarray):
-        return value
-    name = _OF_TORCH[str(value.dtype).removeprefix("torch.")]
-    if name == "bf16":
-        import torch
-
-        return value.detach().view(torch.int16).numpy().view(np.uint16)
-    array: np.ndarray[Any, Any] = value.detach().numpy()
-    return array
+def _rewound(host: Any) -> Any:
+    """Random numbers are as if no host call had run."""
+    return sys.modules["torch"].random.fork_rng(devices=[]) if host is not None else contextlib.nullcontext()
 
 
 # --- structures -------------------------------------------------------------------------------------------------------
@@ -446,47 +445,89 @@ def _source(entry: dict[str, Any]) -> tuple[str, Any]:
     return kind, entry[kind]
 
 
-def _visit(structure: Any, leaf: Callable[[Any], Any]) -> None:
-    kind, *rest = structure
-    if rest:
-        raise TypeError("a structure of two kinds")
-    below = structure[kind]
+_ARGUMENTS = ("tuple", "list", "dict", "object", "leaf")
+_RESULTS = ("tuple", "list", "dict", "named", "leaf", "argument", "given", "value")
+_NUMBERED = ("leaf", "argument", "given")  # kinds that say which: of the results, the arguments, the containers
+
+
+def _children(kind: str, below: Any) -> list[Any]:
     if kind in ("tuple", "list"):
-        for child in below:
-            _visit(child, leaf)
-    elif kind in ("dict", "named"):
-        for key, child in below:
-            if not isinstance(key, (str, int)):
-                raise TypeError(f"a key {key!r}")
-            _visit(child, leaf)
-    elif kind == "leaf":
-        leaf(below)
-    elif kind != "value":
+        return list(below)
+    return [child for _, child in below] if kind in ("dict", "named", "object") else []
+
+
+def _visit(
+    structure: Any, kinds: tuple[str, ...], limits: dict[str, int], see: Callable[[str, int], Any] | None = None
+) -> None:
+    """Checks that `structure` is one of these kinds all through, with numbers below `limits`."""
+    ((kind, below),) = structure.items()
+    if kind not in kinds:
         raise TypeError(f"a structure {kind!r}")
+    if kind in _NUMBERED:
+        number = _number(below, limits[kind])
+        if see is not None:
+            see(kind, number)
+    for key in [key for key, _ in below] if kind in ("dict", "named", "object") else ():
+        if kind == "object":
+            _check_steps(key)
+        elif not isinstance(key, (str, int)):
+            raise TypeError(f"a key {key!r}")
+    for child in _children(kind, below):
+        _visit(child, kinds, limits, see)
 
 
-def _leaf_numbers(structure: Any, count: int) -> list[int]:
-    found: list[int] = []
-    _visit(structure, lambda index: found.append(_number(index, count)))
-    return found
+def _leaf_numbers(structure: Any) -> list[int]:
+    ((kind, below),) = structure.items()
+    return [below] if kind == "leaf" else [i for child in _children(kind, below) for i in _leaf_numbers(child)]
 
 
-def _output_numbers(structure: Any, count: int) -> None:
-    _visit(structure, lambda index: _number(index, count))
+def _count_containers(structure: Any) -> int:
+    ((kind, below),) = structure.items()
+    return 0 if kind == "leaf" else 1 + sum(map(_count_containers, _children(kind, below)))
 
 
-def _unflatten(structure: Any, results: list[Any]) -> Any:
-    if "leaf" in structure:
-        return results[structure["leaf"]]
-    if "value" in structure:
-        return structure["value"]
-    if "dict" in structure:
-        return {key: _unflatten(child, results) for key, child in structure["dict"]}
-    if "named" in structure:
-        return Outputs((key, _unflatten(child, results)) for key, child in structure["named"])
-    if "tuple" in structure:
-        return tuple(_unflatten(child, results) for child in structure["tuple"])
-    return [_unflatten(child, results) for child in structure["list"]]
+def _check_steps(steps: Any) -> None:
+    """The way from an object to an array: names of attributes, and positions in lists."""
+    for step in steps:
+        if type(step) is not int and not (isinstance(step, str) and step.isidentifier() and step[0] != "_"):
+            raise TypeError(f"a step {step!r}")
+
+
+def _spelled(steps: list[str | int]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+
+
+def _follow(value: Any, steps: list[str | int], path: str) -> Any:
+    for done, step in enumerate(steps):
+        try:
+            value = value[step] if isinstance(step, int) else getattr(value, step)
+        except (AttributeError, LookupError, TypeError):
+            raise TypeError(f"input {path}: there is no {path}{_spelled(steps[: done + 1])}") from None
+    return value
+
+
+def _handed_out(value: Any, torch: Any) -> Any:
+    """An object that a host call has made: where the call was given no tensors of torch, it gets none."""
+    made = sys.modules["torch"]
+    return as_numpy(value) if torch is None and isinstance(value, made.Tensor) else value
+
+
+def _unflatten(structure: Any, results: list[Any], leaves: list[Any], containers: list[Any]) -> Any:
+    ((kind, below),) = structure.items()
+    if kind == "leaf":
+        return results[below]
+    if kind == "argument":
+        return leaves[below]
+    if kind == "given":
+        return containers[below]
+    if kind == "value":
+        return below
+    made = [_unflatten(child, results, leaves, containers) for child in _children(kind, below)]
+    if kind == "dict":
+        return {key: value for (key, _), value in zip(below, made, strict=True)}
+    if kind == "named":
+        return Outputs((key, value) for (key, _), value in zip(below, made, strict=True))
+    return tuple(made) if kind == "tuple" else made
 
 
 __all__ = ["LoadedModel", "Outputs", "load", "unpickled"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections import OrderedDict, namedtuple
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from torch.utils import _pytree as pytree
 from . import _core, npu
 from .artefact import FORMAT, Memory, write
 from .capture import TensorMeta
-from .errors import ArtefactError
+from .containers import SameContainer
+from .errors import ArtefactError, FallbackWarning
+from .hostdata import kept
 from .loaded import unpickled
-from .lowering import Lowered, lower
-from .lowering.outputs import Fresh, Known
+from .lowering import lower
+from .lowering.outputs import Alias, Fresh, Known
 from .signature import children
 from .specialise import Symbols
 from .state import Slot
@@ -32,11 +35,12 @@ _CONSTANTS = (type(None), bool, int, float, str)
 def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
     """Writes `model` as it is now, with a program for each set of shapes that it has been called with.
 
-    ArtefactError where something of it cannot be kept: operators that run through torch, arguments or results of types
-    that need Python code, weights without values.
+    ArtefactError where something of it cannot be kept: arguments or results of types that need Python code, weights
+    without values, calls of torch that are no ATen operators. FallbackWarning where some run through torch: they are
+    kept by their names, and the file loads only where torch is.
     """
     captured = model._captured
-    if captured.containers is not None:
+    if captured.containers is not None and captured.containers.changes:
         raise ArtefactError("forward() changes a list, dict or cache of the caller's: that cannot be kept in a file")
     symbolic = model._symbolic
     shapes = list(model._plans) if symbolic.dynamic else [None]
@@ -46,10 +50,11 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
     state: dict[str, torch.Tensor] = {}
     keys: dict[tuple[Any, ...], str] = {}
     outputs: Any = None
+    fallbacks: dict[str, str] = {}
     for number, key in enumerate(shapes):
         symbols = symbolic.solve(_stand_ins(model, key)) if key is not None else Symbols()
         lowered = lower(captured, symbols, aliases=False)
-        _refuse_hosts(lowered)
+        fallbacks |= {f"{f.op} ({f.where or 'unknown line'})": f.op for f in lowered.fallbacks}
         program = lowered.table.compile(
             target=model._options.choice.target,
             passes=model._options.passes,
@@ -66,12 +71,16 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
             raise ArtefactError(str(error)) from None
         texts[f"program{number}.graph"] = text
         texts[f"program{number}.npuir"] = program.text("schedule")
+        calls = {callee for callee, _, _ in program.hosts()}
+        if any(opaque for _, opaque in lowered.inputs):
+            raise ArtefactError("an argument or buffer is no plain tensor (sparse, quantised), which cannot be kept")
         programs.append(
             {
                 "graph": f"program{number}.graph",
                 "constants": [None if c is None else _keep(c, tensors, keys, (lowered, program)) for c in constants],
                 "inputs": [_place(source, state) for source, _ in lowered.inputs],
                 "writes": [{"to": _place(where, state), "output": index} for where, index in lowered.plan.writes],
+                "hosts": [kept(c) if i in calls else None for i, c in enumerate(lowered.hosts)] if calls else [],
             }
         )
         this = _structure(captured.out_spec, iter([_output(item) for item in lowered.plan.user]), "output")
@@ -93,6 +102,13 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
         "programs": programs,
     }
     write(path, manifest, texts, tensors)
+    if fallbacks:
+        warnings.warn(
+            f"{os.fspath(path)} holds operators that run through torch, and loads only where torch is: "
+            f"{', '.join(fallbacks)}",
+            FallbackWarning,
+            stacklevel=3,
+        )
 
 
 def pickled(model: CompiledModel) -> tuple[Any, ...]:
@@ -103,12 +119,6 @@ def pickled(model: CompiledModel) -> tuple[Any, ...]:
         with open(path, "rb") as file:
             data = file.read()
     return unpickled, (data, model._options.choice.request(), model._options.threads)
-
-
-def _refuse_hosts(lowered: Lowered) -> None:
-    if lowered.hosts:
-        rows = ", ".join(f"{f.op} x{f.count} ({f.where or 'unknown line'})" for f in lowered.fallbacks)
-        raise ArtefactError(f"these operators run through torch, which an artefact cannot hold: {rows}")
 
 
 def _stand_ins(model: CompiledModel, key: Any) -> list[Any]:
@@ -199,6 +209,10 @@ def _output(item: Any) -> dict[str, Any]:
         return {"leaf": item.index}
     if isinstance(item, Known) and type(item.value) in _CONSTANTS:
         return {"value": item.value}
+    if isinstance(item, Alias) and type(item.root) is int and not item.steps:
+        return {"argument": item.root}
+    if isinstance(item, SameContainer):
+        return {"given": item.number}
     raise ArtefactError(f"a result of forward() cannot be kept: {item!r}")
 
 
@@ -220,5 +234,19 @@ def _structure(spec: pytree.TreeSpec, leaves: Any, path: str) -> dict[str, Any]:
     fields = fields if isinstance(fields, (list, tuple)) else None
     if fields is not None and len(fields) == len(below) and path == "output":
         return {"named": [list(pair) for pair in zip(fields, below, strict=True)]}
+    if path != "output" and isinstance(spec.context, dict) and "_t" in spec.context:
+        return {"object": [[steps, below[index]] for steps, index in _places(spec.context)]}
     hint = "; pass use_cache=False" if "Cache" in spec.type.__name__ else ""
     raise ArtefactError(f"{path}: a {spec.type.__name__} cannot be kept in an artefact{hint}")
+
+
+def _places(context: Any) -> list[tuple[list[str | int], int]]:
+    """The way to each tensor of a cache, by attributes and positions, from what transformers keeps of its class."""
+    if isinstance(context, list):
+        return [([i, *steps], index) for i, item in enumerate(context) for steps, index in _places(item)]
+    if not isinstance(context, dict):
+        return []
+    if context.get("_t") == "tensor":
+        return [([], context["i"])]
+    fields = context["s"] if context.get("_t") == "obj" else {}
+    return [([name, *steps], index) for name, item in fields.items() for steps, index in _places(item)]

@@ -16,7 +16,7 @@ from .errors import CompileError
 OBJECT = "object"  # dtype of a value that only the host knows
 DType = Any  # torch.dtype or OBJECT
 
-_TORCH_DTYPES = {
+DTYPES_BY_NAME = {
     "bool": torch.bool,
     "u8": torch.uint8,
     "i8": torch.int8,
@@ -31,8 +31,8 @@ _TORCH_DTYPES = {
     "c128": torch.complex128,
     "object": OBJECT,
 }
-DTYPE_NUMBERS: dict[DType, int] = {_TORCH_DTYPES[name]: i for i, (name, _, _) in enumerate(_core.dtypes())}
-_DTYPES = [_TORCH_DTYPES[name] for name, _, _ in _core.dtypes()]
+DTYPE_NUMBERS: dict[DType, int] = {DTYPES_BY_NAME[name]: i for i, (name, _, _) in enumerate(_core.dtypes())}
+_DTYPES = [DTYPES_BY_NAME[name] for name, _, _ in _core.dtypes()]
 MAX_RANK: int = _core.MAX_RANK
 _OPS = {info["name"]: info for info in _core.ops()}
 _NAMES = {info["id"]: name for name, info in _OPS.items()}

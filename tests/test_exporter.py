@@ -128,6 +128,30 @@ def test_encoder_beside_openvino():
         torch.testing.assert_close(emulated(**inputs)[0], model(**inputs)[0], atol=2e-2, rtol=2e-2)
 
 
+def test_whisper(tmp_path):
+    """Speech to text: convolutions over the sound, an encoder, a decoder that attends to it."""
+    torch.manual_seed(0)
+    sizes = dict(encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    sizes |= dict(encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=16, max_target_positions=20)
+    ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3)
+    config = transformers.WhisperConfig(vocab_size=60, d_model=32, num_mel_bins=8, **sizes, **ids)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    inputs = dict(input_features=torch.randn(1, 8, 32), decoder_input_ids=torch.tensor([[3, 5, 6]]), use_cache=False)
+    exported = AutoHfExporter.from_config(ForgeConfig()).export(model, dict(inputs), ForgeConfig())
+    del inputs["use_cache"]  # fixed by the export
+    assert exported.program.report["fallbacks"] == []
+    exported.save_pretrained(tmp_path)
+    loaded = ExportedModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False)
+    for runs in (exported, loaded):
+        got = runs(**inputs)
+        assert list(got) == list(expected)
+        for name, value in expected.items():
+            torch.testing.assert_close(got[name], value, atol=2e-6, rtol=1e-4)
+    assert loaded.runners["model"].calls == 1
+
+
 def test_dynamic_shapes(tmp_path):
     model, inputs = tiny("Bert")
     axes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=1, max=64)}

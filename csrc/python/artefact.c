@@ -96,6 +96,31 @@ PyObject *program_types(PyObject *object, PyObject *unused) {
     return result;
 }
 
+/* --- Program.hosts() ---------------------------------------------------------------------------------------------- */
+PyObject *program_hosts(PyObject *object, PyObject *unused) {
+    (void)unused;
+    const Graph *g = ((ProgramObject *)object)->program->graph;
+    PyObject *list = PyList_New(0);
+    for (NodeId id = g->first; list && id != NODE_NONE; id = g->nodes[id].next) {
+        const Node *node = graph_node(g, id);
+        if (node->op != OP_host) continue;
+        PyObject *results = PyList_New(0);
+        for (uint32_t k = 0; results && k < node->n_results; k++) {
+            const Value *value = graph_value(g, node_result(node, k));
+            PyObject *shape = numbers(value->shape, value->rank);
+            PyObject *type = shape ? Py_BuildValue("(sN)", dtype_name(value->dtype), shape) : NULL;
+            if (!type || PyList_Append(results, type) != 0) Py_CLEAR(results);
+            Py_XDECREF(type);
+        }
+        PyObject *item =
+            results ? Py_BuildValue("(LIN)", (long long)node_int(node, ATTR_index), (unsigned)node->n_operands, results)
+                    : NULL;
+        if (!item || PyList_Append(list, item) != 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
 /* --- load() ------------------------------------------------------------------------------------------------------- */
 /* A sequence of (address, bytes) or None. */
 static bool read_constants(PyObject *sequence, ConstantData **out, size_t *count) {
@@ -132,18 +157,19 @@ PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"text",      "constants",  "target",   "keep_text", "executable",      "pack",
                                "threads",   "keepalive",  "npu_mode", "device",    "precision",       "fold",
                                "f32_types", "f32_border", "config",   "cache_dir", "fail_allocation", "host_precision",
-                               NULL};
+                               "callees",   NULL};
     ProgramArgs given;
     PyObject *sequence;
     const char *text;
     Py_ssize_t size;
     unsigned long long fail_allocation = 0;
+    unsigned callees = 0;
     program_args_init(&given);
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "s#O|$spppiOsOspppszKs:load", keywords, &text, &size, &sequence, &given.options.target,
+            args, kwargs, "s#O|$spppiOsOspppszKsI:load", keywords, &text, &size, &sequence, &given.options.target,
             &given.keep_text, &given.executable, &given.pack, &given.options.threads, &given.keepalive, &given.npu_mode,
             &given.device, &given.precision, &given.fold, &given.f32_types, &given.f32_border,
-            &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation, &given.host_precision))
+            &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation, &given.host_precision, &callees))
         return NULL;
     const ModuleState *state = PyModule_GetState(module);
     ConstantData *constants;
@@ -155,7 +181,7 @@ PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
     context_init(&ctx);
     ctx.fail_allocation = fail_allocation;
     door_leave(&door, &ctx, COMPILE_POLL_MS);
-    Code code = forge_load(&ctx, text, (size_t)size, constants, n, &given.options, &program);
+    Code code = forge_load(&ctx, text, (size_t)size, constants, n, callees, &given.options, &program);
     door_enter(&door);
     PyMem_Free(constants);
     if (code == CODE_OK) return make_program(module, program, given.keepalive);

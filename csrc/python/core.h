@@ -94,6 +94,7 @@ bool program_args_check(const ModuleState *state, ProgramArgs *args);
 /* --- artefact.c: programs as text and memory ---------------------------------------------------------------------- */
 PyObject *program_portable(PyObject *program, PyObject *unused);
 PyObject *program_types(PyObject *program, PyObject *unused);
+PyObject *program_hosts(PyObject *program, PyObject *unused);
 PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* --- schedule.c --------------------------------------------------------------------------------------------------- */

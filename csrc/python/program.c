@@ -401,6 +401,8 @@ static PyMethodDef program_methods[] = {
      "elements."},
     {"types", program_types, METH_NOARGS,
      "types()\n--\n\n([(dtype, shape)], [(dtype, shape)]): of the inputs and of the outputs."},
+    {"hosts", program_hosts, METH_NOARGS,
+     "hosts()\n--\n\n[(callee, number of operands, [(dtype, shape)] of the results)]: of the host calls in order."},
     {"report", program_report, METH_NOARGS, "report()\n--\n\nWhat the compilation did, in times, counts and bytes."},
     {"upgrade", program_upgrade, METH_NOARGS,
      "upgrade()\n--\n\nCompiles the graphs with constant weights and swaps them in between calls; False if "

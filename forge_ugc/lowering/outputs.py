@@ -55,7 +55,8 @@ class OutputPlan:
 def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols, aliases: bool = True) -> OutputPlan:
     """Decides for each output of forward() which of Fresh, Known, Alias or SameContainer it is.
 
-    aliases: False makes each tensor Fresh, for a program that knows neither its caller's objects nor torch's views.
+    aliases: False makes each tensor Fresh, for a program that knows no views of torch's, and of its caller's objects
+    only the arguments that forward() writes.
     """
     plan = OutputPlan()
     positions: dict[tuple[int, int | None], int] = {}
@@ -66,6 +67,7 @@ def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols, aliases: 
     outputs = [*captured.outputs, *(o for change in changes for o in change.outputs)]
     seen = {o.value.index for o in outputs if isinstance(o.value, Ref)}
     paths: dict[int, tuple[int | Slot | Fresh, tuple[Step, ...]]] = {i: (Fresh(i), ()) for i in seen}
+    paths |= {i: (_place(captured, at), ()) for i, at in written.items() if at is not None and not aliases}
     if aliases:
         paths = {i: _alias(captured, i, written, targets, env, symbols) for i in seen}
     # a new tensor that several outputs are views of is handed out once, the views are replayed on it

@@ -22,7 +22,7 @@ class ForgeConfig(DynamoConfig):
     so on), and options of `forge_ugc.compile`.
 
     device, precision, passes, alpha, autotune: as for compile(). allow_fallbacks: False raises FallbackError where an
-    operator would run through torch; such a program runs, but cannot be saved.
+    operator would run through torch.
     """
 
     export_format: str = "forge"  # type: ignore[assignment]  # the enumeration names transformers' own
@@ -79,7 +79,7 @@ class ForgeExporter(DynamoExporter):
 
     @classmethod
     def save_program(cls, program: Any, path: str | Path) -> None:
-        """ArtefactError where the program holds operators that run through torch."""
+        """As CompiledModel.save: ArtefactError names what cannot be kept."""
         if isinstance(program, LoadedModel):
             Path(path).write_bytes(program._artefact.whole())
         else:
