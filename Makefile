@@ -33,12 +33,15 @@ demo: build
 bench: build $(VENV)/.ready-bench
 	$(PY) -m benchmarks $(BENCH)
 
-# Two workers on two cores: most of the time is Python's. A file's tests share what they have built.
+# Two workers on two cores: most of the time is Python's. A file's tests share what they have built; in the order of their
+# names, since by number of tests the longest would come last.
+PYTEST  = $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
 test: build tool
-	$(PY) -m pytest -n auto --dist loadfile
+	$(PYTEST)
 
 test-all: build tool
-	$(PY) -m pytest -n auto --dist loadfile -m ""
+	$(PYTEST) -m ""
 
 # --- set-up ----------------------------------------------------------------------------------------------------------
 

@@ -105,13 +105,13 @@ def test_saved_generation_in_a_fresh_process(llama, exports, tmp_path):
     assert json.loads(done.stdout.strip().splitlines()[-1]) == expected.tolist()
 
 
-def check(exported, model, call):
+def check(exported, model, call, atol=2e-6, rtol=1e-4):
     with torch.no_grad():
         expected = model(**call)
     got = exported(**call)
     assert type(got) is type(expected) and list(got) == list(expected)
     for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(got[name], value, atol=atol, rtol=rtol)
 
 
 def test_encoder_beside_openvino():
@@ -120,7 +120,7 @@ def test_encoder_beside_openvino():
         AutoHfExporter.from_config(c).export(model, dict(inputs), c) for c in (ForgeConfig(), OpenVINOConfig())
     )
     check(forge, model, inputs)
-    check(openvino, model, inputs)
+    check(openvino, model, inputs, atol=2e-2, rtol=2e-2)  # bf16 where the CPU has units for it
     assert forge.runners["model"].calls == 1 and forge.program.report["fallbacks"] == []
     emulated = forge.to("npu:emulate")  # another device: compiled again
     assert emulated.runners["model"].program.device.startswith("npu:emulate")

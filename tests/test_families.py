@@ -71,8 +71,14 @@ def _free_memory():
     gc.collect()
 
 
-@pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", FAMILIES)
+LARGE = ("llama1b", "lfm2", "llama8b")  # written-out attention is recognised in the others' quick form
+
+
+@pytest.mark.parametrize(
+    ("name", "attn_implementation"),
+    [(name, "sdpa") for name in FAMILIES]
+    + [pytest.param(name, "eager", marks=[pytest.mark.slow] * (name in LARGE)) for name in FAMILIES],
+)
 def test_two_layers(name, attn_implementation):
     run_family(name, 2, attn_implementation, **CUT.get(name, {}))
 
