@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from . import npu
 from .adapters import Adapters
@@ -24,8 +23,9 @@ from .lowering import Lowered, lower
 from .lowering.outputs import Alias, Fresh, Known
 from .overlap import Overlap, written_overlap
 from .profile import Profile
+from .repeat import Repeat, picker, repeat_of
 from .report import Report
-from .signature import children, same_constant
+from .signature import packer, same_constant
 from .specialise import SymbolicInputs, Symbols
 from .state import Slot, Structure, Watcher, has_memory
 from .table import OBJECT
@@ -61,7 +61,7 @@ class Plan(npu.Dispatched):
         plan = self.lowered.plan
         self.out_types = [(v.shape, v.dtype) for v in plan.values]
         self.any_opaque = any(dtype == OBJECT for _, dtype in self.out_types)
-        self.user = plan.user
+        self.fresh = all(isinstance(item, Fresh) for item in plan.user)
         self.plain = [Fresh(i) for i in range(len(plan.user))] == plan.user and len(plan.user) == len(plan.values)
         hosts = self.lowered.hosts
         self.host = (lambda callee, args: hosts[callee](args)) if hosts else None
@@ -160,7 +160,8 @@ class CompiledModel:
         self._example_symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
         first = self._make_plan(self._example_symbols)
         self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: first})
-        self._pack = _packer(captured.out_spec)
+        self._repeat: Repeat | None = None
+        self._pack = packer(captured.out_spec)
 
     def _read_inputs(self, captured: Captured) -> None:
         paths = captured.signature.paths
@@ -180,6 +181,7 @@ class CompiledModel:
             else:
                 self._constants.append((leaf, meta))
         self._symbolic = SymbolicInputs(symbolic, captured.guards)
+        self._pick = picker([leaf for leaf, _, _ in self._tensors])
 
     # --- calling ----------------------------------------------------------------------------------------------------
 
@@ -189,13 +191,20 @@ class CompiledModel:
             current = self._adapters.current(args, kwargs)
             if current is not self:
                 return current(*args, **kwargs)
-        values, leaves = self._admit(args, kwargs)
+        values, leaves, repeat = self._admit(args, kwargs)
         plan = self._plan(leaves)
+        if repeat is not None and repeat[0].plan is plan:
+            known, tensors, at = repeat
+            results: list[Any] = known.run(tensors, at)
+            return self._pack(known.user(results)) if known.user else self._finish(plan, leaves, results, [])
         containers = self._captured.containers
         found = containers.collect(self._signature, values) if containers is not None else []
 
         inputs, keep = plan.gather(leaves)
-        results, written = self._results(plan, leaves, inputs)
+        results, own = self._results(plan, leaves, inputs)
+        written = [results[i] for i in own]
+        if not (plan.any_opaque or containers is not None or self._symbolic.dynamic or self._written_slots):
+            self._repeat = repeat_of(plan, [leaf for leaf, _, _ in self._tensors], leaves, inputs, own) or self._repeat
         try:
             objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results], plan.host)
         finally:
@@ -210,8 +219,11 @@ class CompiledModel:
             return self._pack(results)
         return self._finish(plan, leaves, results, found)
 
-    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-        """A call's arguments and their leaves, after everything that must hold before the program may see them."""
+    def _admit(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any], tuple[Repeat, tuple[torch.Tensor, ...], list[int]] | None]:
+        """A call's arguments and their leaves, after everything that must hold before the program may see them; and the
+        call that it repeats, its tensors and their addresses."""
         if not self._options.executable:
             raise RuntimeError(self._options.why_not)
         if torch.is_autocast_enabled("cpu"):
@@ -221,17 +233,12 @@ class CompiledModel:
             )
         values = self._signature.values(args, kwargs)
         leaves = self._signature.flatten(values)
-        for leaf, dtype, shape in self._tensors:
-            t = leaves[leaf]
-            if type(t) is not torch.Tensor and not _acceptable(t):
-                self._reject(leaf, t, dtype, shape)
-            if (
-                t.dtype is not dtype
-                or (shape is not None and t.shape != shape)
-                or not t.is_cpu
-                or t.layout is not torch.strided
-            ):
-                self._reject(leaf, t, dtype, shape)
+        known, tensors = self._repeat, self._pick(leaves)
+        repeat = None
+        if known is not None and known.fits(tensors):
+            repeat = known, tensors, [t.data_ptr() for t in tensors]
+        else:
+            self._check_tensors(leaves)
         for leaf, expected in self._constants:
             if not same_constant(leaves[leaf], expected):
                 raise TypeError(
@@ -246,23 +253,42 @@ class CompiledModel:
             raise RuntimeError("weights that were tied are not any more; compile the model again")
         if self._watcher.changed():
             self.refresh()
-        if self._written_leaves or self._written_slots:
+        if (self._written_leaves or self._written_slots) and (repeat is None or repeat[0].apart != repeat[2]):
             self._check_apart(leaves, [], Overlap)
-        return values, leaves
+            if repeat is not None:
+                repeat[0].apart = repeat[2]
+        return values, leaves, repeat
 
-    def _results(self, plan: Plan, leaves: list[Any], inputs: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-        """What the program writes: new tensors (0 for an object), or the caller's own; and the latter alone."""
-        own: dict[int, torch.Tensor] = {}
+    def _check_tensors(self, leaves: list[Any]) -> None:
+        for leaf, dtype, shape in self._tensors:
+            t = leaves[leaf]
+            if type(t) is not torch.Tensor and not _acceptable(t):
+                self._reject(leaf, t, dtype, shape)
+            if (
+                t.dtype is not dtype
+                or (shape is not None and t.shape != shape)
+                or not t.is_cpu
+                or t.layout is not torch.strided
+            ):
+                self._reject(leaf, t, dtype, shape)
+
+    def _results(self, plan: Plan, leaves: list[Any], inputs: list[Any]) -> tuple[list[Any], dict[int, int | Slot]]:
+        """What the program writes: new tensors (0 for an object), or the caller's own; and which those are."""
+        own: dict[int, int | Slot] = {}
         for number, index, where in plan.in_place:
             t = _place(where, leaves)
             # not a tensor that was copied to be row major, nor one that torch will refuse to write
             if t.data_ptr() == inputs[number] and (not t.is_inference() or torch.is_inference_mode_enabled()):
-                own[index] = t
+                own[index] = where
         results = [
-            own[i] if i in own else 0 if dtype == OBJECT else torch.empty(shape, dtype=dtype, device="cpu")
+            _place(own[i], leaves)
+            if i in own
+            else 0
+            if dtype == OBJECT
+            else torch.empty(shape, dtype=dtype, device="cpu")
             for i, (shape, dtype) in enumerate(plan.out_types)
         ]
-        return results, list(own.values())
+        return results, own
 
     def _check_apart(self, leaves: list[Any], state: list[Slot], error: type[Exception]) -> None:
         """Raises `error` where a tensor that forward() writes shares memory with another input or one of `state`."""
@@ -370,6 +396,7 @@ class CompiledModel:
         """Takes over the weights as they are now: packs and folds again. Automatic where torch counts changes."""
         with self._lock:
             self._watcher.take()
+            self._repeat = None
             self._plans = OrderedDict()
             if not self._symbolic.dynamic:
                 self._plans[None] = self._make_plan(Symbols())
@@ -465,7 +492,7 @@ class CompiledModel:
         """
         if calls < 1:
             raise ValueError(f"calls must be positive, given {calls}")
-        _, leaves = self._admit(args, kwargs)
+        _, leaves, _ = self._admit(args, kwargs)
         plan = self._plan(leaves)
         program = plan.program
         inputs, keep = plan.gather(leaves)
@@ -535,7 +562,7 @@ class CompiledModel:
             watched = [s._replace(where=moved.get(id(s.where), s.where)) for s in self._watcher.slots]
             other._watcher = Watcher(watched)
             other._structure = Structure(model)
-            other._plans = OrderedDict()
+            other._plans, other._repeat = OrderedDict(), None
             other.__dict__.pop("_text_program", None)
         other.refresh()
         other.report = self.report.follow(weakref.WeakMethod(other._live))
@@ -574,19 +601,3 @@ def _acceptable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, torch._subclasses.FakeTensor) and (
         value.layout is not torch.strided or has_memory(value)
     )  # fmt: skip
-
-
-def _packer(spec: pytree.TreeSpec) -> Any:
-    """Leaves -> output structure; the common flat forms without pytree."""
-    if spec.is_leaf():
-        return lambda leaves: leaves[0]
-    below = children(spec)
-    if all(child.is_leaf() for child in below):
-        if spec.type is tuple:
-            return tuple
-        if spec.type is list:
-            return list
-        if spec.type is dict:
-            keys = list(spec.context)
-            return lambda leaves: dict(zip(keys, leaves, strict=True))
-    return lambda leaves: pytree.tree_unflatten(leaves, spec)

@@ -255,6 +255,8 @@ class _Weights:
         self.storages = {t.untyped_storage().data_ptr() for t in statics}
         self.versions = list(map(version, statics))
         self.counted = not any(t.is_inference() for t in statics)
+        # addresses of written inputs that are known to share no memory with any of them, in which epoch
+        self.apart: tuple[int, list[int]] = (-1, [])
         self.epoch = 0  # of the weights; each program remembers the one that it packed
         self.calls = itertools.count()
         self.streaks: dict[int, tuple[int, int]] = {}  # index -> changes in a row, call of the last
@@ -522,9 +524,17 @@ class _Graph:
 
     def _shares(self, args: Inputs, statics: Sequence[torch.Tensor], weights: _Weights | None) -> bool:
         """Whether a weight, which programs read when they please, lies in memory that is written."""
-        memory = {args[i].untyped_storage().data_ptr() for i in self._written}
+        written = [args[i] for i in self._written]
+        at = weights.epoch if weights is not None else 0, [t.data_ptr() for t in written]
+        if weights is not None and at == weights.apart and not self._open:  # dynamo has seen to the sizes
+            return False
+        memory = {t.untyped_storage().data_ptr() for t in written}
         known = weights.storages if weights is not None else {t.untyped_storage().data_ptr() for t in statics}
-        return not memory.isdisjoint(known)
+        if not memory.isdisjoint(known):
+            return True
+        if weights is not None:
+            weights.apart = at
+        return False
 
     def _key(self, args: Inputs) -> Any:
         """The sizes and numbers that a program is made for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -216,3 +216,19 @@ def _brief(value: Any) -> str:
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) < 60 else text[:57] + '...'}"
+
+
+def packer(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
+    """Leaves -> output structure; the common flat forms without pytree."""
+    if spec.is_leaf():
+        return lambda leaves: leaves[0]
+    below = children(spec)
+    if all(child.is_leaf() for child in below):
+        if spec.type is tuple:
+            return tuple
+        if spec.type is list:
+            return list
+        if spec.type is dict:
+            keys = list(spec.context)
+            return lambda leaves: dict(zip(keys, leaves, strict=True))
+    return lambda leaves: pytree.tree_unflatten(leaves, spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import pytest
@@ -14,7 +13,6 @@ from forge_ugc.dynamo import forge
 transformers = pytest.importorskip("transformers")
 from forge_ugc.integrations.transformers import compile_config  # noqa: E402
 
-STEPS = int(os.environ.get("FORGE_TEST_STEPS", 24))  # 128: as long as the position tables of these models allow
 NAMES = ["GPT2", "Granite", "Qwen2", "Llama", "Lfm2"]
 
 
@@ -76,7 +74,7 @@ def test_generate(name):
     model = model_of(name)
     before = 0
     for lengths in ([5], [1], [11], [7, 3], [2, 9, 9]):
-        steps = STEPS if lengths == [5] else 6
+        steps = 24 if lengths == [5] else 6
         inputs = prompts(lengths)
         expected = generate(model, inputs, steps)
         assert forge_calls() == before
@@ -84,6 +82,15 @@ def test_generate(name):
         assert torch.equal(got, expected)
         assert forge_calls() == before + steps - 1  # all but the prompt
         before = forge_calls()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_generate_128_tokens(name):
+    model, inputs, steps = model_of(name), prompts([5]), 128
+    expected = generate(model, inputs, steps)
+    assert torch.equal(generate(model, inputs, steps, compile_config=compile_config()), expected)
+    assert forge_calls() == steps - 1
 
 
 @pytest.mark.parametrize("name", NAMES)

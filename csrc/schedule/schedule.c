@@ -1,4 +1,4 @@
-/* Scheduling by levels.
+/* Scheduling by levels; then what may be written over an input comes last.
  *
  * The caller waits on the CPU, so an order starts and ends there. Give each instruction the smallest level that is not
  * below those it needs and has the parity of its device (even CPU, odd NPU), and run level after level: the device
@@ -163,11 +163,46 @@ static Code plan(Scheduler *s) {
     return offer_base(s, deep);
 }
 
+/* --- new values of inputs -----------------------------------------------------------------------------------------
+ * An instruction on the CPU that makes an output from nothing but inputs and constants, as counters of caches are made,
+ * can run last: nobody reads those inputs any more then, and the output may lie in the memory of one (alloc/). */
+static bool makes_new_value(const Npuir *ir, const Instr *instr, const bool *is_read) {
+    if (instr->device != DEVICE_CPU || instr->op == OP_host || instr->n_out != 1 || instr->out[0] == REG_NONE)
+        return false;
+    const Buffer *made = &ir->buffers[ir->regs[instr->out[0]].buffer];
+    bool same_size = false;
+    if (made->space != SPACE_OUTPUT || is_read[ir->regs[instr->out[0]].buffer]) return false;
+    for (uint32_t k = 0; k < instr->n_in; k++) {
+        if (instr->in[k] == REG_NONE) continue;
+        const Buffer *read = &ir->buffers[ir->regs[instr->in[k]].buffer];
+        if (read->space != SPACE_INPUT && read->space != SPACE_CONSTANT) return false;
+        same_size = same_size || (read->space == SPACE_INPUT && read->bytes == made->bytes);
+    }
+    return same_size;
+}
+
+static Code new_values_last(Scheduler *s) {
+    const Npuir *ir = s->ir;
+    bool *is_read;
+    uint32_t *order, n = 0;
+    TRY(ARENA_NEW(s->ctx, &s->scratch, ir->n_buffers, &is_read));
+    TRY(ARENA_NEW(s->ctx, &s->scratch, ir->n_instrs, &order));
+    for (uint32_t i = 0; i < ir->n_instrs; i++)
+        for (uint32_t k = 0; k < ir->instrs[i].n_in; k++)
+            if (ir->instrs[i].in[k] != REG_NONE) is_read[ir->regs[ir->instrs[i].in[k]].buffer] = true;
+    for (int last = 0; last < 2; last++)
+        for (uint32_t p = 0; p < ir->n_instrs; p++)
+            if (makes_new_value(ir, &ir->instrs[s->best[p]], is_read) == (last == 1)) order[n++] = s->best[p];
+    s->best = order;
+    return CODE_OK;
+}
+
 Code schedule_plan(Context *ctx, Npuir *ir, ScheduleReport *report) {
     Scheduler s = {.ctx = ctx, .ir = ir};
     report->transitions_before = schedule_transitions(ir, ir->order);
     arena_init(&s.scratch);
     Code code = plan(&s);
+    if (code == CODE_OK) code = new_values_last(&s);
     if (code == CODE_OK) memmove(ir->order, s.best, ir->n_instrs * sizeof *ir->order);
     arena_destroy(&s.scratch);
     report->transitions_after = schedule_transitions(ir, ir->order);
