@@ -151,10 +151,16 @@ static int64_t kernel_scratch(const Graph *g, const Node *node, int threads) {
     return kernel && kernel->scratch ? kernel->scratch(g, node, threads) : 0;
 }
 
+static int64_t kernel_columns(const Graph *g, const Node *node) {
+    const Kernel *kernel = cpu_kernel(node->op);
+    return kernel && kernel->columns ? kernel->columns(g, node) : 0;
+}
+
 static Code plan_program(Context *ctx, Program *program, const Target *target, const CompileOptions *options) {
     const LowerOptions lower = {.target = target,
                                 .traits = kernel_traits,
                                 .scratch = kernel_scratch,
+                                .columns = kernel_columns,
                                 .threads = options->threads,
                                 .npu_on_host = options->npu.mode == NPU_MODE_EMULATE};
     double start = forge_now_ms();
@@ -167,9 +173,11 @@ static Code plan_program(Context *ctx, Program *program, const Target *target, c
     start = forge_now_ms();
     if (options->schedule) {
         TRY(schedule_plan(ctx, program->ir, &program->schedule));
+        TRY(group_plan(ctx, program->ir, &program->schedule));
+        TRY(npuir_verify(ctx, program->ir));
     } else {
         uint32_t transitions = schedule_transitions(program->ir, program->ir->order);
-        program->schedule = (ScheduleReport){transitions, transitions};
+        program->schedule = (ScheduleReport){.transitions_before = transitions, .transitions_after = transitions};
     }
     program->schedule_ms = forge_now_ms() - start;
 

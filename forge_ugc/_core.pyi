@@ -141,8 +141,8 @@ class Program:
         """keys: passes [{name, ms, nodes_before, nodes_after, cost_before, cost_after}], table_ms, passes_ms, lower_ms,
         alloc_ms, schedule_ms, pack_ms, npu_ms, nodes_table, nodes_final (executed instructions), alpha,
         remarks [{pass, text, source, count}], buffers {virtual, physical, rho, arena_bytes, lower_bound_bytes},
-        transitions {before, after}, placement {device: count}, packed_bytes, quantised_bytes,
-        arena_bytes {device: bytes}, instructions {op name: count}."""
+        transitions {before, after}, groups {groups, instructions}, placement {device: count}, packed_bytes,
+        quantised_bytes, arena_bytes {device: bytes}, instructions {op name: count}."""
     def npu_report(self) -> dict[str, Any]:
         """keys: segments, flops {cpu, npu}; with a session on a device also tier, blocks, calls, cache_hits,
         cache_misses, emit_ms, compile_ms, weights_ms, blob_bytes, weight_bytes."""

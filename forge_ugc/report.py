@@ -64,6 +64,7 @@ class Report:
             "nodes_final": core["nodes_final"],
             "buffers": core["buffers"],
             "transitions": core["transitions"],
+            "groups": core["groups"],
             "placement": core["placement"],
             "fallbacks": fallbacks,
             "weights": {
@@ -146,6 +147,7 @@ class Report:
                 f"{_bytes(buffers['arena_bytes'])}, lower bound {_bytes(buffers['lower_bound_bytes'])}",
             ),
             ("transitions", f"{moves['before']} before scheduling, {moves['after']} after"),
+            ("together", f"{d['groups']['instructions']} instructions in {d['groups']['groups']} groups"),
             (
                 "weights",
                 f"{_bytes(weights['borrowed_bytes'])} borrowed, {_bytes(weights['packed_bytes'])} packed"

@@ -164,8 +164,8 @@ def test_report() -> None:
     report = program.report()
     assert set(report) == {
         "passes", "table_ms", "passes_ms", "lower_ms", "alloc_ms", "schedule_ms", "pack_ms", "nodes_table",
-        "nodes_final", "alpha", "remarks", "buffers", "transitions", "placement", "packed_bytes", "quantised_bytes",
-        "arena_bytes", "instructions", "npu_ms",
+        "nodes_final", "alpha", "remarks", "buffers", "transitions", "groups", "placement", "packed_bytes",
+        "quantised_bytes", "arena_bytes", "instructions", "npu_ms",
     }  # fmt: skip
     assert set(report["buffers"]) == {"virtual", "physical", "rho", "arena_bytes", "lower_bound_bytes"}
     assert set(report["transitions"]) == {"before", "after"}

@@ -90,7 +90,7 @@ bool alloc_may_share(const Npuir *ir, TraitsFn traits, uint32_t input, uint32_t 
 static void choose_inplace(Planner *p, Instr *instr, uint32_t position) {
     instr->inplace = false;
     instr->inplace_operand = 0;
-    if (!p->traits || instr->n_out == 0 || instr->out[0] == REG_NONE) return;
+    if (!p->traits || instr->group || instr->n_out == 0 || instr->out[0] == REG_NONE) return;
     uint32_t bits = p->traits(instr->op).inplace;
     for (uint32_t k = 0; k < instr->n_in && bits; k++) {
         if (!can_reuse(p, instr, position, bits, k)) continue;

@@ -25,13 +25,14 @@ typedef struct Checker {
     BufferId *over;    /* buffer -> the buffer that it is made in place of, or BUFFER_NONE */
 } Checker;
 
-static Code see(Checker *c, BufferId id, uint32_t position, bool made) {
+/* From position to `end`, both included: an instruction's, or all of its group's. */
+static Code see(Checker *c, BufferId id, uint32_t position, uint32_t end, bool made) {
     const Buffer *b = &c->ir->buffers[id];
     if (b->space != SPACE_ARENA) return CODE_OK;
     if (!made) {
         if (c->span_of[id] == UINT32_MAX)
             return fail(c->ctx, CODE_INTERNAL, "plan: buffer b%u is read at %u before it is made", id, position);
-        c->spans[c->span_of[id]].used = position;
+        c->spans[c->span_of[id]].used = end;
         return CODE_OK;
     }
     if (c->span_of[id] != UINT32_MAX) return fail(c->ctx, CODE_INTERNAL, "plan: buffer b%u is made twice", id);
@@ -39,21 +40,24 @@ static Code see(Checker *c, BufferId id, uint32_t position, bool made) {
         return fail(c->ctx, CODE_INTERNAL, "plan: buffer b%u at %lld is not in the arena, or not aligned", id,
                     (long long)b->offset);
     c->span_of[id] = c->n;
-    c->spans[c->n++] = (Span){id, b->device, position, position, b->offset, b->offset + b->bytes};
+    c->spans[c->n++] = (Span){id, b->device, position, end, b->offset, b->offset + b->bytes};
     return CODE_OK;
 }
 
 static Code find_spans(Checker *c) {
     const Npuir *ir = c->ir;
-    for (uint32_t position = 0; position < ir->n_instrs; position++) {
-        const Instr *instr = &ir->instrs[ir->order[position]];
+    for (uint32_t place = 0; place < ir->n_instrs; place++) {
+        const Instr *instr = &ir->instrs[ir->order[place]];
+        uint32_t position = place, end = place;
+        while (instr->group && position > 0 && ir->instrs[ir->order[position - 1]].group == instr->group) position--;
+        while (instr->group && end + 1 < ir->n_instrs && ir->instrs[ir->order[end + 1]].group == instr->group) end++;
         for (uint32_t k = 0; k < instr->n_in; k++) {
-            if (instr->in[k] != REG_NONE) TRY(see(c, ir->regs[instr->in[k]].buffer, position, false));
+            if (instr->in[k] != REG_NONE) TRY(see(c, ir->regs[instr->in[k]].buffer, position, end, false));
         }
         for (uint32_t k = 0; k < instr->n_out; k++) {
-            if (instr->out[k] != REG_NONE) TRY(see(c, ir->regs[instr->out[k]].buffer, position, true));
+            if (instr->out[k] != REG_NONE) TRY(see(c, ir->regs[instr->out[k]].buffer, position, end, true));
         }
-        if (instr->scratch != BUFFER_NONE) TRY(see(c, instr->scratch, position, true));
+        if (instr->scratch != BUFFER_NONE) TRY(see(c, instr->scratch, position, end, true));
     }
     return CODE_OK;
 }
@@ -64,6 +68,7 @@ static Code check_inplace(Checker *c, uint32_t position) {
     const Npuir *ir = c->ir;
     const Instr *instr = &ir->instrs[ir->order[position]];
     if (!instr->inplace) return CODE_OK;
+    if (instr->group) return fail(c->ctx, CODE_INTERNAL, "plan: instruction %u of a group is in place", position);
     const Register *from = &ir->regs[instr->in[instr->inplace_operand]], *to = &ir->regs[instr->out[0]];
     const Buffer *a = &ir->buffers[from->buffer], *b = &ir->buffers[to->buffer];
     bool good = a->space == SPACE_ARENA && b->space == SPACE_ARENA && a->device == b->device && a->offset == b->offset;

@@ -26,6 +26,9 @@ static inline bool cpu_has_avx512(void) {
 /* --- contractions: linear.c, grouped.c, conv.c, attention.c ------------------------------------------------------- */
 Code linear_run(KernelCall *call);
 int64_t linear_scratch(const Graph *g, const Node *node, int threads);
+int64_t linear_columns(const Graph *g, const Node *node);
+Code linear_split(KernelCall *call, KernelParts *parts);
+Code gemm_failed(Context *ctx, const KernelParts *parts);
 int64_t linear_prepared_bytes(const Graph *g, const Node *node);
 Code linear_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
 Code matmul_run(KernelCall *call);
@@ -34,6 +37,8 @@ int64_t matmul_prepared_bytes(const Graph *g, const Node *node);
 Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
 Code quantised_linear_run(KernelCall *call); /* contiguous: 0, 1, 2, 3 */
 int64_t quantised_linear_scratch(const Graph *g, const Node *node, int threads);
+int64_t quantised_linear_columns(const Graph *g, const Node *node);
+Code quantised_linear_split(KernelCall *call, KernelParts *parts);
 Code grouped_matmul_run(KernelCall *call);
 int64_t grouped_matmul_scratch(const Graph *g, const Node *node, int threads);
 Code conv_run(KernelCall *call); /* contiguous: 1 */

@@ -99,6 +99,12 @@ int64_t gemm_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, bool packed
 int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads);
 void gemm_run(const Gemm *gemm, Pool *pool, void *scratch);
 void gemm_turned_run(const Gemm *gemm, Pool *pool, void *scratch);
+/* A turned product of few rows as parts of so many columns each, which gemm_turned_split leaves to the caller; `few`
+ * and `scratch` must stay. 0: it is none. */
+typedef struct GemmFew GemmFew;
+int64_t gemm_turned_columns(int64_t m, int64_t n);
+int64_t gemm_turned_few_bytes(void);
+void gemm_turned_split(const Gemm *gemm, GemmFew *few, void *scratch, KernelParts *parts);
 /* Product number `batch`. */
 typedef void GemmOne(const Gemm *gemm, const void *plan, int64_t batch, Pool *pool, float *scratch);
 /* All of them, one after the other with the whole pool; or, with `local_floats`, each on one thread with so much of the

@@ -203,15 +203,20 @@ static void read_row(const GemmOperand *a, int64_t row, int64_t k, const GemmKer
     }
 }
 
-static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, float *scratch) {
-    const Plan *p = plan;
+static Job make_job(const Gemm *g, const Plan *p, int64_t batch, float *scratch) {
     Job job = {.g = g, .p = p, .batch = batch, .packed = scratch, .c = scratch + p->a_floats};
     job.a = (GemmOperand){gemm_element(&g->a, gemm_offset(g, g->a_batch, batch)), g->a.dtype, g->a.col, g->a.row};
     job.b = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
     job.row_blocks = (g->n + p->block_rows - 1) / p->block_rows;
+    for (int64_t i = 0; p->few && i < g->m; i++) read_row(&job.a, i, g->k, g->finish->kernels, scratch + i * g->k);
+    return job;
+}
+
+static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, float *scratch) {
+    const Plan *p = plan;
+    Job job = make_job(g, p, batch, scratch);
     if (gemm_is_small(g, 1)) pool = NULL;
     if (p->few) {
-        for (int64_t i = 0; i < g->m; i++) read_row(&job.a, i, g->k, g->finish->kernels, scratch + i * g->k);
         pool_run(pool, job.row_blocks, compute_few, &job);
         return;
     }
@@ -226,4 +231,26 @@ static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, 
 void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {
     Plan p = make_plan(g->batch, g->m, g->n, g->k);
     gemm_run_batch(g, run_one, &p, p.local ? p.a_floats + p.b_floats + p.c_floats : 0, pool, scratch);
+}
+
+/* --- few rows, beside other products ------------------------------------------------------------------------------ */
+struct GemmFew {
+    Plan plan;
+    Job job;
+};
+
+int64_t gemm_turned_few_bytes(void) { return round_up((int64_t)sizeof(GemmFew), 64); }
+
+int64_t gemm_turned_columns(int64_t m, int64_t n) {
+    return m >= 1 && m <= GEMM_ROWS && n >= 1 ? make_plan(1, m, n, 1).block_rows : 0;
+}
+
+void gemm_turned_split(const Gemm *g, GemmFew *few, void *scratch, KernelParts *parts) {
+    few->plan = make_plan(1, g->m, g->n, g->k);
+    few->job = make_job(g, &few->plan, 0, scratch);
+    *parts = (KernelParts){.count = few->job.row_blocks,
+                           .work = g->m * g->n * g->k,
+                           .body = compute_few,
+                           .arg = &few->job,
+                           .fault = &g->finish->fault};
 }

@@ -13,6 +13,8 @@ static GemmOperand last_two(const Tensor *t) {
 
 static int64_t size_of(const Tensor *t, int from_end) { return t->rank >= from_end ? t->shape[t->rank - from_end] : 1; }
 
+Code gemm_failed(Context *ctx, const KernelParts *parts) { return ew_fail(ctx, (EwFault)atomic_load(parts->fault)); }
+
 Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias, int64_t row) {
     GemmFinish finish;
     if (gemm->batch * gemm->m * gemm->n == 0) return CODE_OK;
@@ -30,7 +32,7 @@ Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias,
     return ew_fail(call->ctx, (EwFault)atomic_load(&finish.fault));
 }
 
-Code linear_run(KernelCall *call) {
+static Gemm linear_product(const KernelCall *call) {
     const Tensor *x = &call->in[0], *w = &call->in[1];
     Gemm gemm = {.batch = 1,
                  .m = size_of(x, 2),
@@ -39,6 +41,11 @@ Code linear_run(KernelCall *call) {
                  .a = last_two(x),
                  .b = transposed(last_two(w))};
     for (int d = 0; d + 2 < x->rank; d++) gemm_add_batch(&gemm, x->shape[d], x->strides[d], 0);
+    return gemm;
+}
+
+Code linear_run(KernelCall *call) {
+    Gemm gemm = linear_product(call);
     return gemm_call(call, &gemm, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL, 0);
 }
 
@@ -79,6 +86,45 @@ static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t k_dim, int
     return stride == 1 ? 0 : gemm_panels_bytes(n, k);
 }
 
+/* --- beside other products ---------------------------------------------------------------------------------------- */
+/* At the beginning of the scratch of a product that can run beside others; then what gemm_turned.c keeps. */
+typedef struct Split {
+    _Alignas(64) Gemm gemm;
+    GemmFinish finish;
+} Split;
+
+static int64_t rows_of(const Value *x) {
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < x->rank; d++) rows *= x->shape[d];
+    return rows;
+}
+
+/* Weights whose rows are used as they lie. */
+static bool lies_turned(const Graph *g, const Node *node) {
+    const Node *source = value_node(g, node->operands[1]);
+    return source->op == OP_constant && g->constants[node_int(source, ATTR_index)].strides[1] == 1;
+}
+
+int64_t linear_columns(const Graph *g, const Node *node) {
+    const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
+    bool taken = gemm_in_f32(x->dtype) && lies_turned(g, node) && w->shape[1] > 1 &&
+                 prepared_bytes(g, node->operands[1], 1, w->shape[0], w->shape[1]) == 0;
+    return taken ? gemm_turned_columns(rows_of(x), w->shape[0]) : 0;
+}
+
+Code linear_split(KernelCall *call, KernelParts *parts) {
+    Split *split = call->scratch;
+    char *more = (char *)(split + 1);
+    split->gemm = linear_product(call);
+    TRY(gemm_finish_init(&split->finish, call, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL));
+    split->gemm.finish = &split->finish;
+    gemm_fold_batch(&split->gemm);
+    if (split->gemm.batch != 1 || !gemm_turns(&split->gemm))
+        return fail(call->ctx, CODE_INTERNAL, "a product that cannot run beside others");
+    gemm_turned_split(&split->gemm, (GemmFew *)(void *)more, more + gemm_turned_few_bytes(), parts);
+    return CODE_OK;
+}
+
 /* --- scratch ------------------------------------------------------------------------------------------------------ */
 /* Which batch dimensions become rows depends on strides, not known here: room for the worst case. `turned`: surely
  * so, unless it is tall. */
@@ -100,11 +146,10 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
 
 int64_t linear_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
-    const Node *source = value_node(g, node->operands[1]);
-    bool turned = source->op == OP_constant && g->constants[node_int(source, ATTR_index)].strides[1] == 1;
     int rank = x->rank > 2 ? x->rank - 2 : 0;
-    return worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0], w->shape[1],
-                         turned, threads);
+    int64_t beside = linear_columns(g, node) ? (int64_t)sizeof(Split) + gemm_turned_few_bytes() : 0;
+    return beside + worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0],
+                                  w->shape[1], lies_turned(g, node), threads);
 }
 
 int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {

@@ -73,8 +73,7 @@ static void compute(void *arg, int64_t part, int thread) {
             gemm_finish_block(job->finish, i, 1, row, min_i64(run, job->w->n - row), c + i * width + t * run, width);
 }
 
-static void run_few(const KernelCall *call, const Quantised *w, GemmFinish *finish, int64_t m) {
-    float *scratch = call->scratch;
+static Job make_job(const KernelCall *call, const Quantised *w, GemmFinish *finish, int64_t m, float *scratch) {
     Job job = {.w = w,
                .kernels = quantised_dots(),
                .x = {m, padded(w->k), scratch, scratch + round_up(m * padded(w->k), 16)},
@@ -82,9 +81,52 @@ static void run_few(const KernelCall *call, const Quantised *w, GemmFinish *fini
                .rows = part_rows(w->n, w->row_bytes),
                .stream = stream_rows(w->n),
                .c = scratch + input_floats(m, w->k, w->groups)};
-    bool small = w->n * w->row_bytes < 16 << 10;
     prepare(w, job.kernels, &call->in[0], &job.x);
-    pool_run(small ? NULL : call->pool, (job.stream + job.rows - 1) / job.rows, compute, &job);
+    return job;
+}
+
+static int64_t parts_of(const Job *job) { return (job->stream + job->rows - 1) / job->rows; }
+
+static void run_few(const KernelCall *call, const Quantised *w, GemmFinish *finish, int64_t m) {
+    Job job = make_job(call, w, finish, m, call->scratch);
+    bool small = w->n * w->row_bytes < 16 << 10;
+    pool_run(small ? NULL : call->pool, parts_of(&job), compute, &job);
+}
+
+/* --- few rows, beside other products ------------------------------------------------------------------------------ */
+/* At the beginning of the scratch. */
+typedef struct Split {
+    _Alignas(64) Quantised w;
+    GemmFinish finish;
+    Job job;
+} Split;
+
+static int64_t rows_of(const Value *x) {
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < x->rank; d++) rows *= x->shape[d];
+    return rows;
+}
+
+static int64_t row_bytes_of(const Value *q, int64_t k) { return q->rank == 2 ? k : q->shape[1] * q->shape[2]; }
+
+int64_t quantised_linear_columns(const Graph *g, const Node *node) {
+    const Value *x = graph_value(g, node->operands[0]), *q = graph_value(g, node->operands[1]);
+    int64_t m = rows_of(x), k = x->shape[x->rank - 1];
+    bool few = m >= 1 && m <= QUANTISED_ROWS && k >= 1 && q->shape[0] >= 1;
+    return few ? QUANTISED_STREAMS * part_rows(q->shape[0], row_bytes_of(q, k)) : 0;
+}
+
+Code quantised_linear_split(KernelCall *call, KernelParts *parts) {
+    Split *s = call->scratch;
+    s->w = weight_of(call);
+    TRY(gemm_finish_init(&s->finish, call, FIXED, call->n_in > 4 ? &call->in[4] : NULL));
+    s->job = make_job(call, &s->w, &s->finish, tensor_count(&call->in[0]) / s->w.k, (float *)(void *)(s + 1));
+    *parts = (KernelParts){.count = parts_of(&s->job),
+                           .work = 2 * s->w.n * s->w.row_bytes,
+                           .body = compute,
+                           .arg = &s->job,
+                           .fault = &s->finish.fault};
+    return CODE_OK;
 }
 
 /* --- many rows ---------------------------------------------------------------------------------------------------- */
@@ -132,10 +174,9 @@ Code quantised_linear_run(KernelCall *call) {
 int64_t quantised_linear_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]), *q = graph_value(g, node->operands[1]);
     const Value *scales = graph_value(g, node->operands[2]);
-    int64_t m = 1, k = x->shape[x->rank - 1], row_bytes = q->rank == 2 ? k : q->shape[1] * q->shape[2];
-    for (int d = 0; d + 1 < x->rank; d++) m *= x->shape[d];
+    int64_t m = rows_of(x), k = x->shape[x->rank - 1], row_bytes = row_bytes_of(q, k);
     if (m > QUANTISED_ROWS) return gemm_turned_scratch(1, m, q->shape[0], k, threads);
-    return (input_floats(m, k, scales->shape[1]) +
-            QUANTISED_STREAMS * part_rows(q->shape[0], row_bytes) * QUANTISED_ROWS * threads) *
-           (int64_t)sizeof(float);
+    return (int64_t)sizeof(Split) + (input_floats(m, k, scales->shape[1]) +
+                                     QUANTISED_STREAMS * part_rows(q->shape[0], row_bytes) * QUANTISED_ROWS * threads) *
+                                        (int64_t)sizeof(float);
 }

@@ -204,8 +204,53 @@ static Code make_drops(Context *ctx, Executor *e) {
     return CODE_OK;
 }
 
+/* --- groups ------------------------------------------------------------------------------------------------------- */
+static int64_t columns_of(const Executor *e, const Task *task) {
+    if (task->kind != TASK_KERNEL || !task->kernel->columns || !task->kernel->split) return 0;
+    return task->kernel->columns(e->ir->graph, task->node);
+}
+
+static bool reads_result(const Executor *e, const Task *task, const Task *maker) {
+    for (uint32_t k = 0; k < task->n_in; k++)
+        if (task->in[k] != REG_NONE && e->ir->regs[task->in[k]].buffer == e->ir->regs[maker->out[0]].buffer)
+            return true;
+    return false;
+}
+
+/* tasks[0 .. count) run together. */
+static Code join_tasks(Context *ctx, const Executor *e, Task *tasks, uint32_t count) {
+    tasks[0].together = count;
+    for (uint32_t m = 0; m < count; m++) {
+        int64_t columns = columns_of(e, &tasks[m]);
+        if (columns == 0)
+            return fail(ctx, CODE_INTERNAL, "group %u: %s (%s) must run alone", tasks[m].instr->group,
+                        op_info(tasks[m].instr->op)->name, where_of(e->ir, tasks[m].node));
+        tasks[m].head = m;
+        for (uint32_t j = 0; j < m; j++) {
+            if (!reads_result(e, &tasks[m], &tasks[j])) continue;
+            tasks[m].head = tasks[j].head;
+            if (columns != columns_of(e, &tasks[j]))
+                return fail(ctx, CODE_INTERNAL, "group %u: members that follow each other differ in their parts",
+                            tasks[m].instr->group);
+        }
+    }
+    return CODE_OK;
+}
+
+static Code make_groups(Context *ctx, Executor *e) {
+    for (uint32_t t = 0; t < e->n_tasks; t++) e->tasks[t].together = 1;
+    for (uint32_t t = 0, count; t < e->n_tasks; t += count) {
+        uint32_t group = e->tasks[t].instr->group;
+        for (count = 1; group && t + count < e->n_tasks && e->tasks[t + count].instr->group == group;) count++;
+        if (count > NPUIR_GROUP_MOST) return fail(ctx, CODE_INTERNAL, "group %u: too large", group);
+        if (count > 1) TRY(join_tasks(ctx, e, &e->tasks[t], count));
+    }
+    return CODE_OK;
+}
+
 Code executor_build(Context *ctx, Executor *e) {
     TRY(make_tasks(ctx, e));
+    TRY(make_groups(ctx, e));
     TRY(make_patches(ctx, e));
     TRY(bind_fixed(ctx, e));
     return make_drops(ctx, e);

@@ -129,9 +129,9 @@ static Code run_host_call(const Call *call, const Task *task) {
     return CODE_OK;
 }
 
-static Code run_kernel(const Call *call, const Task *task) {
+static KernelCall kernel_call(const Call *call, const Task *task) {
     Tensor *in = &call->frame->args[task->first_arg];
-    KernelCall kernel_call = {
+    return (KernelCall){
         .ctx = call->ctx,
         .node = task->node,
         .in = in,
@@ -142,8 +142,12 @@ static Code run_kernel(const Call *call, const Task *task) {
         .prepared = task->prepared,
         .pool = call->pool,
     };
-    if (task->enters) return emulate_run(task, &kernel_call, call->frame->shadow);
-    return task->kernel->run(&kernel_call);
+}
+
+static Code run_kernel(const Call *call, const Task *task) {
+    KernelCall kernel = kernel_call(call, task);
+    if (task->enters) return emulate_run(task, &kernel, call->frame->shadow);
+    return task->kernel->run(&kernel);
 }
 
 static Code run_segment(const Call *call, const Task *task) {
@@ -185,8 +189,57 @@ static inline Code finish_task(const Call *call, const Task *task) {
     return CODE_OK;
 }
 
+/* --- tasks that run together -------------------------------------------------------------------------------------- */
+typedef struct Together {
+    const Task *tasks;
+    uint32_t count;
+    KernelParts parts[NPUIR_GROUP_MOST];
+    int64_t first[NPUIR_GROUP_MOST]; /* part of the whole that is a head's part 0 */
+} Together;
+
+static void run_part(void *arg, int64_t part, int thread) {
+    const Together *g = arg;
+    uint32_t head = g->count - 1;
+    while (g->tasks[head].head != head || part < g->first[head]) head--;
+    part -= g->first[head];
+    for (uint32_t m = head; m < g->count; m++)
+        if (g->tasks[m].head == head) g->parts[m].body(g->parts[m].arg, part, thread);
+}
+
+static Code finish_group(const Call *call, const Task *tasks) {
+    enum { SMALL_WORK = 32 << 10 }; /* multiply-adds not worth waking a thread */
+    Together g = {.tasks = tasks, .count = tasks->together};
+    int64_t parts = 0, work = 0;
+    Code code = check_cancelled(call->ctx);
+    uint32_t m = 0;
+    for (; code == CODE_OK && m < g.count; m++) {
+        KernelCall kernel = kernel_call(call, &tasks[m]);
+        code = tasks[m].kernel->split(&kernel, &g.parts[m]);
+        work += g.parts[m].work;
+        g.first[m] = parts;
+        if (code == CODE_OK && tasks[m].head == m)
+            parts += g.parts[m].count;
+        else if (code == CODE_OK && g.parts[m].count != g.parts[tasks[m].head].count)
+            code = fail(call->ctx, CODE_INTERNAL, "its parts are not those of what it follows");
+    }
+    if (code == CODE_OK) {
+        pool_run(work < SMALL_WORK ? NULL : call->pool, parts, run_part, &g);
+        for (m = 0; code == CODE_OK && m < g.count; m++) code = tasks[m].kernel->failed(call->ctx, &g.parts[m]);
+    }
+    if (code != CODE_OK) {
+        if (m > 0) say_where(call, &tasks[m - 1]);
+        return code;
+    }
+    for (m = 0; m < g.count; m++)
+        for (uint32_t d = 0; d < tasks[m].n_drops; d++) drop(call, call->e->drops[tasks[m].first_drop + d]);
+    return CODE_OK;
+}
+
 static Code run_tasks(const Call *call) {
-    for (uint32_t t = 0; t < call->e->n_tasks; t++) TRY(finish_task(call, &call->e->tasks[t]));
+    for (uint32_t t = 0; t < call->e->n_tasks; t += call->e->tasks[t].together) {
+        const Task *task = &call->e->tasks[t];
+        TRY(task->together > 1 ? finish_group(call, task) : finish_task(call, task));
+    }
     return CODE_OK;
 }
 

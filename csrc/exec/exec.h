@@ -65,7 +65,7 @@ typedef struct TaskTime {
     int64_t start_ns, end_ns;
 } TaskTime;
 uint32_t executor_task_count(const Executor *executor);
-/* executor_run that also fills times[0 .. executor_task_count()). */
+/* executor_run, members of a group one after the other, that also fills times[0 .. executor_task_count()). */
 MUST_USE Code executor_profile(Context *ctx, Executor *executor, void *const *inputs, void *const *outputs,
                                void **objects, const HostCalls *host, TaskTime *times);
 

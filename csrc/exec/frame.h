@@ -23,6 +23,8 @@ typedef struct Task {
     uint32_t first_arg;
     uint32_t number;              /* HOST: of the call, which is where its hold is kept; SEGMENT: of the segment */
     uint32_t first_drop, n_drops; /* holds that nothing uses after this task */
+    uint32_t together;            /* tasks from here on that run together; of the first of a group, else 1 */
+    uint32_t head; /* in a group: the member whose parts this one's follow, part by part; its own place if none */
 } Task;
 
 /* args[arg].data is `bytes` after the start of the buffer that the patch belongs to. */

@@ -2,6 +2,8 @@
 #ifndef FORGE_EXEC_KERNEL_H
 #define FORGE_EXEC_KERNEL_H
 
+#include <stdatomic.h>
+
 #include "exec/pool.h"
 #include "npuir/npuir.h"
 
@@ -17,10 +19,25 @@ typedef struct KernelCall {
     Pool *pool;           /* may be NULL: run on this thread */
 } KernelCall;
 
+/* The work of a call as parts that may run beside those of other calls: body(arg, part, thread) for 0 <= part < count,
+ * in any order, on any thread. What they need lies in the call's scratch. */
+typedef struct KernelParts {
+    int64_t count, work; /* work: multiply-adds of all, by which it is judged whether threads are worth waking */
+    PoolBody body;
+    void *arg;
+    const atomic_int *fault; /* EwFault of any part, for `failed` */
+} KernelParts;
+
 typedef struct Kernel {
     Code (*run)(KernelCall *call);
     KernelTraits traits;
     int64_t (*scratch)(const Graph *g, const Node *node, int threads); /* NULL: none */
+    /* For instructions that run together (Instr.group). `columns`: how many columns of the result each part makes, of
+     * all rows, or 0: such a node runs alone; operand 0 must be row major, and so must the operands of its epilogue.
+     * `split` begins, instead of `run`, and leaves the parts to the caller; `failed` says what they met with. */
+    int64_t (*columns)(const Graph *g, const Node *node);
+    Code (*split)(KernelCall *call, KernelParts *parts);
+    Code (*failed)(Context *ctx, const KernelParts *parts);
     /* Weight packing at compile time. `prepared_bytes` is 0 where nothing is to be packed (operand not constant, no
      * data). in[k].data NULL: not constant. */
     int64_t (*prepared_bytes)(const Graph *g, const Node *node);

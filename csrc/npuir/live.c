@@ -2,11 +2,12 @@
 
 #include <string.h>
 
-static void touch(const Npuir *ir, Lifetimes *l, RegId reg, uint32_t position) {
+/* At positions [first, end). */
+static void touch(const Npuir *ir, Lifetimes *l, RegId reg, uint32_t first, uint32_t end) {
     if (reg == REG_NONE) return;
     BufferId b = ir->regs[reg].buffer;
-    if (l->first[b] == NEVER) l->first[b] = position;
-    l->last[b] = position;
+    if (l->first[b] == NEVER) l->first[b] = first;
+    l->last[b] = end - 1;
 }
 
 Code npuir_lifetimes(Context *ctx, Arena *arena, const Npuir *ir, const uint32_t *order, Lifetimes *out) {
@@ -14,11 +15,12 @@ Code npuir_lifetimes(Context *ctx, Arena *arena, const Npuir *ir, const uint32_t
     TRY(ARENA_NEW(ctx, arena, ir->n_buffers, &out->last));
     memset(out->first, 0xff, ir->n_buffers * sizeof *out->first); /* NEVER */
     memset(out->last, 0xff, ir->n_buffers * sizeof *out->last);
-    for (uint32_t p = 0; p < ir->n_instrs; p++) {
+    for (uint32_t p = 0, first = 0, end = 0; p < ir->n_instrs; p++) {
         const Instr *instr = &ir->instrs[order[p]];
-        for (uint32_t k = 0; k < instr->n_in; k++) touch(ir, out, instr->in[k], p);
-        for (uint32_t k = 0; k < instr->n_out; k++) touch(ir, out, instr->out[k], p);
-        if (instr->scratch != BUFFER_NONE) out->first[instr->scratch] = out->last[instr->scratch] = p;
+        if (p == end) first = p, end = npuir_group_end(ir, order, p);
+        for (uint32_t k = 0; k < instr->n_in; k++) touch(ir, out, instr->in[k], first, end);
+        for (uint32_t k = 0; k < instr->n_out; k++) touch(ir, out, instr->out[k], first, end);
+        if (instr->scratch != BUFFER_NONE) out->first[instr->scratch] = first, out->last[instr->scratch] = end - 1;
     }
     return CODE_OK;
 }

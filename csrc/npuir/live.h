@@ -9,7 +9,8 @@ enum { NEVER = UINT32_MAX };
 typedef struct Lifetimes {
     uint32_t *first, *last; /* of each buffer: positions in the order; first NEVER: no instruction touches it */
 } Lifetimes;
-/* Scratch lives during its instruction only. The caller's memory (inputs, outputs, constants) is listed too. */
+/* Scratch lives during its instruction only. What a group touches lives through all of the group. The caller's memory
+ * (inputs, outputs, constants) is listed too. */
 MUST_USE Code npuir_lifetimes(Context *ctx, Arena *arena, const Npuir *ir, const uint32_t *order, Lifetimes *out);
 /* live[p]: bytes of arena buffers that are live at position p of `order`, each rounded up to the arena's alignment;
  * without in-place reuse. Returned: the largest of them. */

@@ -111,6 +111,7 @@ static Code add_instr(Lower *l, Op op, Device device, const Node *node, uint32_t
         instr->scratch_bytes = l->options->scratch(l->g, node, l->options->threads);
         if (instr->scratch_bytes < 0)
             return fail(l->ctx, CODE_INTERNAL, "%s: negative scratch size", op_info(op)->name);
+        if (l->options->columns && device == DEVICE_CPU) instr->columns = l->options->columns(l->g, node);
         if (instr->scratch_bytes > 0) TRY(add_buffer(l, SPACE_ARENA, device, 0, instr->scratch_bytes, &instr->scratch));
     }
     ir->n_instrs++;

@@ -55,6 +55,9 @@ typedef struct Instr {
     BufferId scratch;      /* BUFFER_NONE if none */
     bool inplace;          /* alloc/ : result 0 lives in the memory of operand `inplace_operand` */
     uint32_t inplace_operand;
+    int64_t columns; /* of the result, that a part of the work makes; for results of one width equal numbers mean equal
+                      * parts; 0: it is not to run beside others */
+    uint32_t group;  /* schedule/ : neighbours in the order with the same number run together; 0: alone */
 } Instr;
 
 typedef struct Npuir {
@@ -104,11 +107,13 @@ typedef struct KernelTraits {
 static inline bool trait_bit(uint32_t bits, uint32_t operand) { return bits >> (operand < 31 ? operand : 31) & 1; }
 typedef KernelTraits (*TraitsFn)(Op op);
 typedef int64_t (*ScratchFn)(const Graph *g, const Node *node, int threads); /* bytes */
+typedef int64_t (*ColumnsFn)(const Graph *g, const Node *node);              /* Instr.columns */
 
 typedef struct LowerOptions {
     const Target *target;
     TraitsFn traits;
     ScratchFn scratch;
+    ColumnsFn columns; /* may be NULL */
     int threads;
     bool npu_on_host; /* NPU instructions will run on host kernels too (emulation): traits and scratch bind them */
 } LowerOptions;
@@ -117,6 +122,17 @@ MUST_USE Code npuir_verify(Context *ctx, const Npuir *ir);
 /* schedule: in order, with offsets */
 MUST_USE Code npuir_print(Context *ctx, const Npuir *ir, bool schedule, Text *text);
 MUST_USE Code npuir_parse(Context *ctx, Arena *arena, const char *text, size_t size, Npuir **out);
+
+enum { NPUIR_GROUP_MOST = 8 };
+/* Instructions order[position .. end) run together; most often one. */
+static inline uint32_t npuir_group_end(const Npuir *ir, const uint32_t *order, uint32_t position) {
+    uint32_t group = ir->instrs[order[position]].group, end = position + 1;
+    while (group && end < ir->n_instrs && ir->instrs[order[end]].group == group) end++;
+    return end;
+}
+/* Whether operand k may be the result of a sibling in the group: read element by element by an epilogue of the same
+ * operator, so that columns of the result need only the same columns of the sibling's. */
+bool npuir_may_follow(const Npuir *ir, const Instr *instr, uint32_t k, const Instr *sibling);
 
 /* --- cost model (cost.c): documented in ARCHITECTURE.md ----------------------------------------------------------- */
 typedef struct Cost {

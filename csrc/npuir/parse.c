@@ -274,6 +274,9 @@ static Code read_instr(Reader *r, uint32_t n_out) {
         instr->inplace = true;
         TRY(read_u32(r, &instr->inplace_operand));
     }
+    if (parse_accept_word(&r->p, "group")) {
+        TRY(read_u32(r, &instr->group));
+    }
     copy_until(r, "#");
     r->lines[r->n_lines++] = (Line){STATEMENT_INSTR, r->ir->n_instrs++};
     return CODE_OK;

@@ -8,7 +8,7 @@
  *   register   = result "=" "input" "{index=N}" | result "=" "constant" ["@"name] "{index=N}" constant
  *              | result "=" "view" reg                         another look into that register's buffer
  *   instr      = [result {"," result} "="] OP [operand {"," operand}] [attrs] "on" DEVICE
- *                ["scratch" "b"N] ["inplace" N] [loc]
+ *                ["scratch" "b"N] ["inplace" N] ["group" N] [loc]
  *   result     = reg ":" type "b"N ["strides(" ints ")"] ["offset" N]
  *              | "_" ":" type                                 a result that is not written
  *   reg        = "%r"N         operand = reg | "_"
@@ -123,6 +123,7 @@ static void print_instr(const Printer *p, const Instr *instr) {
     text_add(p->text, " on %s", device_name(instr->device));
     if (instr->scratch != BUFFER_NONE) text_add(p->text, " scratch b%u", instr->scratch);
     if (p->schedule && instr->inplace) text_add(p->text, " inplace %u", instr->inplace_operand);
+    if (p->schedule && instr->group) text_add(p->text, " group %u", instr->group);
     graph_print_loc(p->text, ir->graph, instr->node->source);
 }
 

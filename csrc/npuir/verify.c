@@ -142,6 +142,46 @@ static Code verify_order(Verifier *v) {
     return CODE_OK;
 }
 
+bool npuir_may_follow(const Npuir *ir, const Instr *instr, uint32_t k, const Instr *sibling) {
+    if (instr->op != sibling->op || !op_is(instr->op, CONTRACTION) || k < contraction_operands(instr->op)) return false;
+    const Register *read = &ir->regs[instr->in[k]], *out = &ir->regs[instr->out[0]];
+    const Register *made = &ir->regs[sibling->out[0]];
+    if (read->rank != out->rank || made->rank != out->rank || read->offset != made->offset) return false;
+    return memcmp(read->shape, out->shape, out->rank * sizeof *out->shape) == 0 &&
+           memcmp(made->shape, out->shape, out->rank * sizeof *out->shape) == 0 &&
+           memcmp(read->strides, made->strides, out->rank * sizeof *out->strides) == 0;
+}
+
+/* Members of a group run in any order, but for one that follows a sibling. */
+static Code verify_group(Verifier *v, uint32_t begin, uint32_t end) {
+    const Npuir *ir = v->ir;
+    if (end - begin > NPUIR_GROUP_MOST) BAD("group %u: too large", ir->instrs[ir->order[begin]].group);
+    for (uint32_t p = begin; p < end; p++) {
+        const Instr *i = &ir->instrs[ir->order[p]];
+        uint32_t followed = UINT32_MAX;
+        if (i->device != DEVICE_CPU || !op_is(i->op, CONTRACTION) || i->inplace || i->n_out != 1 ||
+            i->out[0] == REG_NONE || ir->buffers[ir->regs[i->out[0]].buffer].space != SPACE_ARENA)
+            BAD("group %u: instruction %u (%s) must run alone", i->group, ir->order[p], op_info(i->op)->name);
+        for (uint32_t k = 0; k < i->n_in; k++) {
+            uint32_t maker = i->in[k] == REG_NONE ? NOBODY : v->writer[ir->regs[i->in[k]].buffer];
+            if (maker == NOBODY || maker == FOREIGN || v->place[maker] < begin) continue;
+            if (!npuir_may_follow(ir, i, k, &ir->instrs[maker]) || (followed != UINT32_MAX && followed != maker))
+                BAD("group %u: instruction %u (%s) needs more of %%r%u than its part", i->group, ir->order[p],
+                    op_info(i->op)->name, i->in[k]);
+            followed = maker;
+        }
+    }
+    return CODE_OK;
+}
+
+static Code verify_groups(Verifier *v) {
+    for (uint32_t p = 0, end; p < v->ir->n_instrs; p = end) {
+        end = npuir_group_end(v->ir, v->ir->order, p);
+        if (end - p > 1) TRY(verify_group(v, p, end));
+    }
+    return CODE_OK;
+}
+
 static Code verify_ends(Verifier *v) {
     const Npuir *ir = v->ir;
     for (uint32_t i = 0; i < ir->n_inputs; i++) {
@@ -182,6 +222,7 @@ static Code verify(Verifier *v, Arena *scratch) {
     TRY(verify_ends(v));
     for (uint32_t i = 0; i < ir->n_instrs; i++) TRY(verify_instr(v, i));
     TRY(verify_order(v));
+    TRY(verify_groups(v));
     return verify_outputs(v);
 }
 

@@ -346,6 +346,9 @@ static PyObject *program_report(PyObject *object, PyObject *unused) {
          put(report, "transitions",
              Py_BuildValue("{s:I,s:I}", "before", (unsigned)p->schedule.transitions_before, "after",
                            (unsigned)p->schedule.transitions_after)) &&
+         put(report, "groups",
+             Py_BuildValue("{s:I,s:I}", "groups", (unsigned)p->schedule.groups, "instructions",
+                           (unsigned)p->schedule.grouped)) &&
          put(report, "placement", report_devices(p, false)) && put(report, "arena_bytes", report_devices(p, true)) &&
          put(report, "quantised_bytes", PyLong_FromLongLong(p->quantised_bytes)) &&
          put(report, "packed_bytes", PyLong_FromLongLong(p->executor ? executor_packed_bytes(p->executor) : 0)) &&

@@ -203,6 +203,7 @@ Code schedule_plan(Context *ctx, Npuir *ir, ScheduleReport *report) {
     arena_init(&s.scratch);
     Code code = plan(&s);
     if (code == CODE_OK) code = new_values_last(&s);
+    for (uint32_t i = 0; i < ir->n_instrs; i++) ir->instrs[i].group = 0;
     if (code == CODE_OK) memmove(ir->order, s.best, ir->n_instrs * sizeof *ir->order);
     arena_destroy(&s.scratch);
     report->transitions_after = schedule_transitions(ir, ir->order);

@@ -76,9 +76,11 @@ static inline Code random_graph(Context *ctx, Arena *arena, Random *r, const Ran
         } else if (kind == 5) {
             TRY(random_node(ctx, g, r, OP_softmax, &a, 1, DTYPE_F32, 2, shape, 1, &id));
             node_attr_mut(graph_node(g, id), ATTR_dim)->i = 1;
-        } else if (kind == 6 && x->shape[1] == y->shape[1]) { /* x @ y^T */
+        } else if (kind == 6 && x->shape[1] == y->shape[1]) { /* x @ y^T, sometimes more than once */
             shape[1] = y->shape[0];
-            TRY(random_node(ctx, g, r, OP_linear, (ValueId[]){a, b, VALUE_NONE}, 3, DTYPE_F32, 2, shape, 1, &id));
+            do {
+                TRY(random_node(ctx, g, r, OP_linear, (ValueId[]){a, b, VALUE_NONE}, 3, DTYPE_F32, 2, shape, 1, &id));
+            } while (random_below(r, 2));
         } else if (kind == 7) {
             TRY(random_node(ctx, g, r, OP_rms_norm, (ValueId[]){a, VALUE_NONE, a}, 3, DTYPE_F32, 2, shape, 2, &id));
             node_attr_mut(graph_node(g, id), ATTR_axes)->i = 1;

@@ -79,8 +79,28 @@ static char *print(Context *ctx, const Npuir *ir, bool schedule) {
     return text.data;
 }
 
+/* What must run alone does not pass as a member of a group. */
+static void check_wrong_groups(Npuir *ir) {
+    for (uint32_t p = 0; p + 1 < ir->n_instrs; p++) {
+        Instr *a = &ir->instrs[ir->order[p]], *b = &ir->instrs[ir->order[p + 1]];
+        uint32_t kept[2] = {a->group, b->group};
+        bool needs = false;
+        for (uint32_t k = 0; k < b->n_in; k++)
+            for (uint32_t m = 0; m < a->n_out; m++)
+                needs = needs || (b->in[k] != REG_NONE && a->out[m] != REG_NONE &&
+                                  ir->regs[b->in[k]].buffer == ir->regs[a->out[m]].buffer);
+        if (!needs && op_is(a->op, CONTRACTION) && op_is(b->op, CONTRACTION)) continue;
+        Context ctx;
+        context_init(&ctx);
+        a->group = b->group = 1000;
+        CHECK(npuir_verify(&ctx, ir) == CODE_INVALID);
+        a->group = kept[0], b->group = kept[1];
+    }
+}
+
 static void test_random(void) {
     Random r = {1};
+    uint32_t grouped = 0;
     for (int round = 0; round < 300; round++) {
         Context ctx;
         Arena arena;
@@ -95,6 +115,13 @@ static void test_random(void) {
         CHECK_OK(&ctx, schedule_plan(&ctx, ir, &schedule));
         CHECK_OK(&ctx, npuir_verify(&ctx, ir));
         CHECK(schedule.transitions_after <= schedule.transitions_before);
+        for (uint32_t i = 0; i < ir->n_instrs; i++)
+            if (op_is(ir->instrs[i].op, CONTRACTION)) ir->instrs[i].columns = 8;
+        CHECK_OK(&ctx, group_plan(&ctx, ir, &schedule));
+        CHECK_OK(&ctx, npuir_verify(&ctx, ir));
+        CHECK(schedule_transitions(ir, ir->order) <= schedule.transitions_after);
+        grouped += schedule.grouped;
+        check_wrong_groups(ir);
         CHECK_OK(&ctx, alloc_plan(&ctx, ir, test_traits, &report));
         CHECK_OK(&ctx, alloc_check(&ctx, ir));
         for (uint32_t input = 0; input < ir->n_inputs; input++) {
@@ -151,6 +178,7 @@ static void test_random(void) {
         }
         arena_destroy(&arena);
     }
+    CHECK(grouped > 20);
 }
 
 static void test_no_memory(void) {
