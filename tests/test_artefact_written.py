@@ -107,7 +107,7 @@ def test_static_cache(gpt2: Any, tmp_path: Path) -> None:
     compiled = forge_ugc.compile(gpt2, (), dict(step), device="cpu")
     compiled.save(tmp_path / "m.forge")
     loaded = forge_ugc.load(tmp_path / "m.forge", device="cpu")
-    assert len(loaded._programs[0].in_place) == 4  # keys and values of both layers
+    assert len(loaded._programs[0].in_place) == 6  # keys, values and counters of both layers
     mine, eager = cache_of(gpt2), cache_of(gpt2)
     arrays = SimpleNamespace(  # without transformers: whatever has these attributes
         layers=[
