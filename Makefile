@@ -94,7 +94,8 @@ build/forge-opt: $(TOOL_OBJ) $(ROOM_OBJ)
 # The instruction sets are the same as in setup.py: the file's name asks for them.
 isa = $(if $(filter %_avx2,$(1)),-mavx2 -mfma -mf16c -ffp-contract=fast,\
       $(if $(filter %_avx512,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -ffp-contract=fast,\
-      -ffp-contract=off))
+      $(if $(filter %_avx512bf16,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mf16c -ffp-contract=fast,\
+      -ffp-contract=off)))
 
 $(OBJDIR)/%.o: %.c $(HEADERS) Makefile
 	@mkdir -p $(@D)

@@ -30,6 +30,7 @@ COMMON = ["-std=c11", "-D_GNU_SOURCE", "-fno-math-errno", "-fno-trapping-math", 
 ISA = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"],
+    "_avx512bf16": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mf16c"],
 }
 
 

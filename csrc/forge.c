@@ -206,8 +206,9 @@ static Code check_options(Context *ctx, const CompileOptions *options, const Tar
     if (!(options->alpha >= 0.0 && options->alpha <= 1.0))
         return fail(ctx, CODE_INVALID, "alpha must be between 0 and 1, not %g", options->alpha);
     if (options->threads < 1) return fail(ctx, CODE_INVALID, "threads must be at least 1, not %d", options->threads);
-    if (options->weight_bits != 0 && options->weight_bits != 4 && options->weight_bits != 8)
-        return fail(ctx, CODE_INVALID, "weights of 8 or 4 bits, not %d", options->weight_bits);
+    int bits = options->weight_bits;
+    if (bits != 0 && bits != 4 && bits != 8 && bits != 16)
+        return fail(ctx, CODE_INVALID, "weights of 16, 8 or 4 bits, not %d", bits);
     if (options->weight_group < 0 || options->weight_group % 32)
         return fail(ctx, CODE_INVALID, "groups of weights must be multiples of 32, not %lld",
                     (long long)options->weight_group);

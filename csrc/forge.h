@@ -46,7 +46,7 @@ typedef struct CompileOptions {
     bool executable;      /* false: plan only (device="npu:plan", meta weights) */
     bool pack;            /* pack weights */
     bool schedule;        /* false: program order, to compare with */
-    int weight_bits;      /* of products on the host: 8, 4, or 0: as the model has them */
+    int weight_bits;      /* of products on the host: 16 (bf16), 8, 4, or 0: as the model has them */
     int64_t weight_group; /* weights of a row that share a scale; 0: all */
     int threads;
     NpuOptions npu;

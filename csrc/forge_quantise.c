@@ -14,7 +14,8 @@ static Code fill(Context *ctx, Program *program, const Quantisations *list, Pool
     char *scratch;
     for (uint32_t i = 0; i < list->count; i++) {
         const Quantisation *item = &list->items[i];
-        total += aligned(g->constants[item->q].bytes) + aligned(g->constants[item->scales].bytes);
+        total += aligned(g->constants[item->q].bytes);
+        if (item->bits != 16) total += aligned(g->constants[item->scales].bytes);
         widest = item->weight.shape[1] > widest ? item->weight.shape[1] : widest;
     }
     TRY(memory_aligned(ctx, (size_t)total, &program->quantised));
@@ -24,14 +25,18 @@ static Code fill(Context *ctx, Program *program, const Quantisations *list, Pool
     Code code = CODE_OK;
     for (uint32_t i = 0; i < list->count && code == CODE_OK; i++) {
         const Quantisation *item = &list->items[i];
-        Constant *q = &g->constants[item->q], *scales = &g->constants[item->scales];
+        Constant *q = &g->constants[item->q], *scales = item->bits == 16 ? NULL : &g->constants[item->scales];
         if (!item->weight.data) continue; /* a shape without values */
         q->data = at;
-        scales->data = at + aligned(q->bytes);
-        at = (char *)scales->data + aligned(scales->bytes);
+        at += aligned(q->bytes);
+        if (scales) {
+            scales->data = at;
+            at += aligned(scales->bytes);
+        }
         code = check_cancelled(ctx);
         if (code != CODE_OK) break;
-        if (!quantise_weight(&item->weight, item->bits, item->group, q->data, scales->data, pool, scratch))
+        if (!quantise_weight(&item->weight, item->bits, item->group, q->data, scales ? scales->data : NULL, pool,
+                             scratch))
             code = fail(ctx, CODE_INVALID,
                         "the weight '%.200s' has infinite values or NaN, which %d bits cannot hold: compile with "
                         "precision=\"fp32\"",

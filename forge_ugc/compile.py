@@ -58,9 +58,10 @@ def compile(
             "npu:emulate[:target]" (on the host, in the NPU's numbers).
         precision: what the NPU computes in, or the host. The NPU: "fp16" (weights and activations; what "auto" takes),
             "w8a16" or "w4a16" (weights of linear layers in 8 or 4 bits, a scale for each output). The host: "fp32" (the
-            model's own dtypes), "w8" (weights of linear layers as int8, a scale for each output), "w4" (as int4, a
-            scale for each 128 inputs of an output), "w4g64" or "w4g32" (for each 64 or 32); activations and sums stay
-            f32.
+            model's own dtypes), "bf16" (weights of linear layers kept as bf16, what they are multiplied with rounded to
+            it, sums in f32; ValueError where the CPU has no AVX512-BF16), "w8" (weights of linear layers as int8, a
+            scale for each output), "w4" (as int4, a scale for each 128 inputs of an output), "w4g64" or "w4g32" (for
+            each 64 or 32; with int8 and int4 activations and sums stay f32).
         passes: pass names in order ("dce,cse,fold"), "default" or "none".
         alpha: 0..1, how far operator fusion goes.
         autotune: search alpha by the cost model.

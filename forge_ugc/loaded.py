@@ -65,7 +65,7 @@ def load(
         if precision != "auto":
             raise ValueError(f"{artefact.path}: its weights are {kept}; precision={precision!r} cannot be made of them")
         precision = kept
-    choice = npu.choose(device, precision, fold, npu_options)
+    choice = npu.choose(device, precision, fold, npu_options, kept=precision == kept)
     return LoadedModel(artefact, choice, _threads() if num_threads is None else num_threads)
 
 

@@ -22,6 +22,7 @@ from .errors import NpuWarning
 DEFAULT_TARGET = "npu4000"
 # What products on the host compute with where it is not the model's own dtypes, in words.
 HOST_PRECISIONS = {
+    "bf16": "bf16 weights and activations in products, sums in f32",
     "w8": "int8 weights, a scale for each output",
     "w4": "int4 weights in groups of 128",
     "w4g64": "int4 weights in groups of 64",
@@ -95,15 +96,23 @@ def host_precision(choice: Choice) -> str:
     return choice.precision if choice.npu is None else "fp32"
 
 
+def has_bf16() -> bool:
+    """Whether the processor has a unit for products of bf16."""
+    return "avx512bf16" in _core.cpu_features()
+
+
 HOST = Choice("cpu", "cpu", "fp32", 'device="cpu" was asked for', None)
 
 
-def choose(wanted: str, precision: str, fold: str | bool, options: Mapping[str, Any] | None) -> Choice:
-    """Raises ValueError or TypeError for what is no choice, NpuError where device="npu" has no NPU."""
-    if precision == "bf16":
+def choose(
+    wanted: str, precision: str, fold: str | bool, options: Mapping[str, Any] | None, *, kept: bool = False
+) -> Choice:
+    """Raises ValueError or TypeError for what is no choice, NpuError where device="npu" has no NPU. `kept`: a file's
+    weights are in that precision, so that there is no other."""
+    if precision == "bf16" and not kept and not has_bf16():
         raise ValueError(
-            'precision="bf16": there are no kernels for AVX512-BF16 or AMX in this version, which it would need; '
-            'use precision="w8", or compile model.bfloat16(), whose weights are read as bf16 and summed in f32'
+            'precision="bf16": this processor has no AVX512-BF16, the unit that the products would need; use '
+            'precision="w8", or compile model.bfloat16(), whose weights are read as bf16 and summed in f32'
         )
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
@@ -129,9 +138,8 @@ def choose(wanted: str, precision: str, fold: str | bool, options: Mapping[str, 
             'target, as in "npu:plan:npu4000")'
         )
     if precision in HOST_PRECISIONS:
-        raise ValueError(
-            f'precision={precision!r} is the host\'s; the NPU has "{precision[:2]}a16" (device={wanted!r} was given)'
-        )
+        other = "fp16" if precision == "bf16" else f"{precision[:2]}a16"
+        raise ValueError(f'precision={precision!r} is the host\'s; the NPU has "{other}" (device={wanted!r} was given)')
     if precision == "fp32":
         raise ValueError(f'precision="fp32" keeps to the host, which device={wanted!r} forbids; use device="cpu"')
     if not mode:

@@ -22,9 +22,11 @@ if SANITIZE:
     FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 else:
     FLAGS += ["-O2", "-g"]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-ffp-contract=fast"]
 ISA = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c", "-ffp-contract=fast"],
-    "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-ffp-contract=fast"],
+    "_avx512": AVX512,
+    "_avx512bf16": [*AVX512, "-mavx512bf16"],
 }
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import forge_ugc
+from forge_ugc import npu
 
 from .models import families
 
@@ -60,9 +61,10 @@ class Apart(nn.Module):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("precision", ["fp32", "w8", "w4"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "w8", "w4"])
 @pytest.mark.parametrize("rows", [1, 3, 6])
-def test_together_and_apart_give_the_same_bits(rows, precision, threads):
+def test_together_and_apart_give_the_same_bits(rows, precision, threads, monkeypatch):
+    monkeypatch.setattr(npu, "has_bf16", lambda: True)
     torch.manual_seed(rows)
     block, x = Block(256, 520).eval(), torch.randn(rows, 256)
     settings = dict(device="cpu", precision=precision, num_threads=threads)

@@ -201,7 +201,6 @@ def test_artefact_of_f32_loads_as_w8(tmp_path: Path) -> None:
         ({"device": "npu:emulate", "precision": "w4g32"}, 'the NPU has "w4a16"'),
         ({"device": "cpu", "precision": "w8a16"}, 'or in "w8"'),
         ({"precision": "w3"}, "unknown precision"),
-        ({"precision": "bf16"}, "AVX512-BF16 or AMX.*use precision=.w8."),
     ],
 )
 def test_errors(options: dict[str, Any], match: str) -> None:

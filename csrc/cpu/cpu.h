@@ -23,6 +23,15 @@ static inline bool cpu_has_avx512(void) {
 #endif
 }
 
+/* The same for *_avx512bf16.c: products of bf16. */
+static inline bool cpu_has_avx512_bf16(void) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(FORGE_PORTABLE)
+    return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
 /* --- contractions: linear.c, grouped.c, conv.c, attention.c ------------------------------------------------------- */
 Code linear_run(KernelCall *call);
 int64_t linear_scratch(const Graph *g, const Node *node, int threads);

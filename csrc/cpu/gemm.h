@@ -71,6 +71,10 @@ static inline void gemm_touch(const GemmFinish *f, int64_t row, int64_t rows, in
 }
 
 /* --- f32: gemm.c -------------------------------------------------------------------------------------------------- */
+/* Whether A is rounded to bf16, as B is: no; where that is as good, A being bf16, and the processor has a unit for it;
+ * always. There is scratch for it then. */
+typedef enum GemmRounding { GEMM_WIDENS, GEMM_ROUNDS_WHERE_FAST, GEMM_ROUNDS } GemmRounding;
+
 typedef struct Gemm {
     int64_t batch, m, n, k;
     GemmOperand a, b;
@@ -82,6 +86,8 @@ typedef struct Gemm {
     /* Makes rows of B^T, columns [k, k + depth), in place of `b`: dst[row * depth + column]. Or NULL. */
     void (*load)(const void *user, int64_t row, int64_t rows, int64_t k, int64_t depth, float *dst);
     const void *user;
+    GemmRounding rounding;
+    bool pairs;         /* elements of a and b are pairs of bf16, by way of gemm_bf16.c */
     GemmFinish *finish; /* row of the result: batch * m + i */
 } Gemm;
 
@@ -105,6 +111,13 @@ typedef struct GemmFew GemmFew;
 int64_t gemm_turned_columns(int64_t m, int64_t n);
 int64_t gemm_turned_few_bytes(void);
 void gemm_turned_split(const Gemm *gemm, GemmFew *few, void *scratch, KernelParts *parts);
+/* gemm_bf16.c: of bf16, to which A (f32, f16 or bf16) is rounded; B's columns are contiguous, an even number of
+ * elements apart, and one that is odd is followed by a 0. */
+int64_t gemm_bf16_scratch(int64_t m, int64_t n, int64_t k, int threads);
+void gemm_bf16_run(const Gemm *gemm, Pool *pool, void *scratch);
+/* The same product in pairs, which gemm_turned.c takes with the rest of the scratch. */
+void *gemm_bf16_begin(const Gemm *gemm, Gemm *pairs, Pool *pool, void *scratch);
+bool gemm_bf16_serves(const Gemm *gemm); /* whether such a B is what there is */
 /* Product number `batch`. */
 typedef void GemmOne(const Gemm *gemm, const void *plan, int64_t batch, Pool *pool, float *scratch);
 /* All of them, one after the other with the whole pool; or, with `local_floats`, each on one thread with so much of the
@@ -140,6 +153,10 @@ void gemm_pack_panel(const GemmKernels *kernels, const GemmOperand *b, int64_t n
 /* The product of a kernel's call by whichever way suits it: linear.c. It is written from row `row` of result 0 on;
  * `first`: the operand that is input 1 of the node's program. */
 MUST_USE Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias, int64_t row);
+/* The same for few rows and a B that lies turned, as parts of gemm_turned_columns; begins the scratch with so many
+ * bytes. */
+int64_t gemm_split_bytes(void);
+MUST_USE Code gemm_split(KernelCall *call, const Gemm *gemm, uint32_t first, const Tensor *bias, KernelParts *parts);
 
 /* --- f64 and integers: gemm_plain.c ------------------------------------------------------------------------------- */
 int64_t gemm_plain_scratch(int threads);

@@ -54,6 +54,23 @@ typedef void GemmDotsHalf(DType dtype, int m, const float *x, int64_t x_row, int
 GemmDotsHalf *gemm_dots_half(void);
 GemmDotsHalf *gemm_dots_half_avx2(void); /* gemm_half_avx2.c; NULL where it was not compiled for AVX2 */
 
+/* Products of bf16 with sums of f32. An element of a, b, x and w is two neighbours in k, 32 bits wide; a pair of them
+ * adds the product of the second ones, then that of the first, each rounded once. Where the processor has an
+ * instruction for it, denormal numbers count as 0. */
+typedef struct GemmBf16 {
+    /* As in GemmKernels; NULL where there is no `pair`. */
+    void (*tile)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                 float *c, int64_t c_row, bool add);
+    GemmPair *pair;
+    void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
+                 int64_t c_row);
+    void (*narrow)(uint16_t *dst, const float *src, int64_t n); /* to nearest even */
+} GemmBf16;
+const GemmBf16 *gemm_bf16(void); /* the best for this machine */
+const GemmBf16 *gemm_bf16_portable(void);
+const GemmBf16 *gemm_bf16_avx2(void);   /* gemm_bf16_avx2.c; NULL where it was not compiled for AVX2 */
+const GemmBf16 *gemm_bf16_avx512(void); /* gemm_avx512bf16.c; NULL where it was not compiled for AVX512-BF16 */
+
 const GemmKernels *gemm_kernels(void);      /* the best for this machine */
 const GemmKernels *gemm_kernels_avx2(void); /* gemm_avx2.c; NULL where it was not compiled for AVX2 */
 

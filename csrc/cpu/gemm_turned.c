@@ -1,7 +1,8 @@
 /* The product turned around, for B whose columns are contiguous: weights as torch keeps them, [n, k]. C^T = B^T * A^T
  * uses B^T's rows as they lie, so weights need no packed copy; A^T, which is small, is packed into panels of 16 of its
  * rows. The block of C^T is turned back when it is finished. Sums have the same order as in gemm.c, so the bits are
- * equal. Up to 6 rows of A: dot products, which read B once at full speed. */
+ * equal. Up to 6 rows of A: dot products, which read B once at full speed. gemm_bf16.c comes here with pairs of numbers
+ * for elements. */
 #include "cpu/gemm.h"
 
 #include <string.h>
@@ -134,7 +135,8 @@ static void compute(void *arg, int64_t part, int thread) {
     const Gemm *g = job->g;
     const Plan *p = job->p;
     const GemmKernels *kernels = g->finish->kernels;
-    GemmPair *pair = gemm_pair();
+    const GemmBf16 *bf16 = g->pairs ? gemm_bf16() : NULL;
+    GemmPair *pair = bf16 ? bf16->pair : gemm_pair();
     int64_t row = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
     int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
     int64_t width = panels * GEMM_COLS, b_row;
@@ -162,8 +164,9 @@ static void compute(void *arg, int64_t part, int thread) {
                          depth * GEMM_COLS, to, width, start || k > 0);
                 else
                     for (int64_t t = 0; t < tall; t += GEMM_ROWS) /* a pair's last panel may be alone */
-                        kernels->tile((int)min_i64(GEMM_ROWS, tall - t), depth, row_i + t * b_row, b_row, 1, from,
-                                      GEMM_COLS, to + t * width, width, start || k > 0);
+                        (bf16 ? bf16->tile : kernels->tile)((int)min_i64(GEMM_ROWS, tall - t), depth, row_i + t * b_row,
+                                                            b_row, 1, from, GEMM_COLS, to + t * width, width,
+                                                            start || k > 0);
             }
         }
     }
@@ -186,7 +189,8 @@ static void compute_few(void *arg, int64_t part, int thread) {
     for (int64_t k = half ? g->k : 0, step = g->load ? GEMM_BLOCK_K : g->k; k < g->k; k += step) {
         int64_t depth = min_i64(step, g->k - k), b_row;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
-        g->finish->kernels->dots((int)g->m, job->packed + k, g->k, rows, b, b_row, depth, c, rows);
+        (g->pairs ? gemm_bf16()->dots : g->finish->kernels->dots)((int)g->m, job->packed + k, g->k, rows, b, b_row,
+                                                                  depth, c, rows);
     }
     for (int64_t i = 0; i < g->m; i++) gemm_finish_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
 }

@@ -15,6 +15,11 @@ static int64_t size_of(const Tensor *t, int from_end) { return t->rank >= from_e
 
 Code gemm_failed(Context *ctx, const KernelParts *parts) { return ew_fail(ctx, (EwFault)atomic_load(parts->fault)); }
 
+static bool rounds(const Gemm *g) {
+    if (g->rounding == GEMM_ROUNDS_WHERE_FAST) return cpu_has_avx512_bf16() && gemm_bf16_serves(g);
+    return g->rounding == GEMM_ROUNDS;
+}
+
 Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias, int64_t row) {
     GemmFinish finish;
     if (gemm->batch * gemm->m * gemm->n == 0) return CODE_OK;
@@ -23,7 +28,9 @@ Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias,
     gemm->finish = &finish;
     gemm->panels = call->prepared;
     gemm_fold_batch(gemm);
-    if (gemm_turns(gemm))
+    if (rounds(gemm))
+        gemm_bf16_run(gemm, call->pool, call->scratch);
+    else if (gemm_turns(gemm))
         gemm_turned_run(gemm, call->pool, call->scratch);
     else if (gemm_in_f32(gemm->a.dtype))
         gemm_run(gemm, call->pool, call->scratch);
@@ -39,7 +46,8 @@ static Gemm linear_product(const KernelCall *call) {
                  .n = w->shape[0],
                  .k = w->shape[1],
                  .a = last_two(x),
-                 .b = transposed(last_two(w))};
+                 .b = transposed(last_two(w)),
+                 .rounding = GEMM_ROUNDS_WHERE_FAST};
     for (int d = 0; d + 2 < x->rank; d++) gemm_add_batch(&gemm, x->shape[d], x->strides[d], 0);
     return gemm;
 }
@@ -51,8 +59,13 @@ Code linear_run(KernelCall *call) {
 
 Code matmul_run(KernelCall *call) {
     const Tensor *a = &call->in[0], *b = &call->in[1];
-    Gemm gemm = {
-        .batch = 1, .m = size_of(a, 2), .n = size_of(b, 1), .k = size_of(a, 1), .a = last_two(a), .b = last_two(b)};
+    Gemm gemm = {.batch = 1,
+                 .m = size_of(a, 2),
+                 .n = size_of(b, 1),
+                 .k = size_of(a, 1),
+                 .a = last_two(a),
+                 .b = last_two(b),
+                 .rounding = GEMM_ROUNDS_WHERE_FAST};
     for (int d = 0; d + 2 < a->rank; d++)
         gemm_add_batch(&gemm, a->shape[d] == 1 ? b->shape[d] : a->shape[d], a->shape[d] == 1 ? 0 : a->strides[d],
                        b->shape[d] == 1 ? 0 : b->strides[d]);
@@ -93,6 +106,25 @@ typedef struct Split {
     GemmFinish finish;
 } Split;
 
+int64_t gemm_split_bytes(void) { return (int64_t)sizeof(Split) + gemm_turned_few_bytes(); }
+
+Code gemm_split(KernelCall *call, const Gemm *gemm, uint32_t first, const Tensor *bias, KernelParts *parts) {
+    Split *split = call->scratch;
+    GemmFew *few = (GemmFew *)(void *)(split + 1);
+    void *rest = (char *)call->scratch + gemm_split_bytes();
+    Gemm product = *gemm;
+    TRY(gemm_finish_init(&split->finish, call, first, bias));
+    product.finish = &split->finish;
+    gemm_fold_batch(&product);
+    split->gemm = product;
+    if (product.batch == 1 && rounds(&product))
+        rest = gemm_bf16_begin(&product, &split->gemm, NULL, rest);
+    else if (product.batch != 1 || !gemm_turns(&product))
+        return fail(call->ctx, CODE_INTERNAL, "a product that cannot run beside others");
+    gemm_turned_split(&split->gemm, few, rest, parts);
+    return CODE_OK;
+}
+
 static int64_t rows_of(const Value *x) {
     int64_t rows = 1;
     for (int d = 0; d + 1 < x->rank; d++) rows *= x->shape[d];
@@ -113,16 +145,8 @@ int64_t linear_columns(const Graph *g, const Node *node) {
 }
 
 Code linear_split(KernelCall *call, KernelParts *parts) {
-    Split *split = call->scratch;
-    char *more = (char *)(split + 1);
-    split->gemm = linear_product(call);
-    TRY(gemm_finish_init(&split->finish, call, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL));
-    split->gemm.finish = &split->finish;
-    gemm_fold_batch(&split->gemm);
-    if (split->gemm.batch != 1 || !gemm_turns(&split->gemm))
-        return fail(call->ctx, CODE_INTERNAL, "a product that cannot run beside others");
-    gemm_turned_split(&split->gemm, (GemmFew *)(void *)more, more + gemm_turned_few_bytes(), parts);
-    return CODE_OK;
+    Gemm gemm = linear_product(call);
+    return gemm_split(call, &gemm, LINEAR_FIXED, call->n_in > 2 ? &call->in[2] : NULL, parts);
 }
 
 /* --- scratch ------------------------------------------------------------------------------------------------------ */
@@ -133,6 +157,7 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
     if (!gemm_in_f32(dtype)) return gemm_plain_scratch(threads);
     int64_t outer = 1, worst = 0;
     for (int d = 0; d < rank; d++) outer *= batch[d];
+    if (dtype == DTYPE_BF16) worst = gemm_bf16_scratch(outer * m, n, k, threads);
     for (int d = rank; d >= 0; d--) {
         worst = max_i64(worst, gemm_turned_scratch(outer, m, n, k, threads));
         if (!turned || gemm_is_tall(outer, m, n, k))
@@ -147,7 +172,7 @@ static int64_t worst_scratch(DType dtype, const int64_t *batch, int rank, int64_
 int64_t linear_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
     int rank = x->rank > 2 ? x->rank - 2 : 0;
-    int64_t beside = linear_columns(g, node) ? (int64_t)sizeof(Split) + gemm_turned_few_bytes() : 0;
+    int64_t beside = linear_columns(g, node) ? gemm_split_bytes() : 0;
     return beside + worst_scratch(x->dtype, x->shape, rank, x->rank >= 2 ? x->shape[x->rank - 2] : 1, w->shape[0],
                                   w->shape[1], lies_turned(g, node), threads);
 }

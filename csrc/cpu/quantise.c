@@ -1,4 +1,5 @@
-/* Weights from f32, f16 or bf16 to quantised ones: symmetric, a scale for each row or group of its columns. */
+/* Weights from f32, f16 or bf16 to quantised ones: symmetric, a scale for each row or group of its columns; or to bf16.
+ */
 #include "cpu/quantised.h"
 
 #include <math.h>
@@ -63,13 +64,24 @@ static void quantise_row(const Quantised *to, const float *from, int64_t row, Jo
     }
 }
 
+static void narrow_row(const Quantised *to, const float *from, int64_t row) {
+    uint16_t *q = (uint16_t *)(uintptr_t)(to->q + row * to->row_bytes);
+    gemm_bf16()->narrow(q, from, to->k);
+    if (to->k % 2) q[to->k] = 0;
+}
+
 static void quantise_part(void *arg, int64_t part, int thread) {
     Job *job = arg;
     const Quantised *to = job->to;
     int64_t row = part * PART_ROWS, rows = min_i64(PART_ROWS, to->n - row), stride;
     float *buffer = job->buffers + thread * PART_ROWS * buffer_row(to->k);
     const float *from = read_rows(job->weight, row, rows, buffer, &stride);
-    for (int64_t j = 0; j < rows; j++) quantise_row(to, from + j * stride, row + j, job);
+    for (int64_t j = 0; j < rows; j++) {
+        if (to->bits == 16)
+            narrow_row(to, from + j * stride, row + j);
+        else
+            quantise_row(to, from + j * stride, row + j, job);
+    }
 }
 
 int64_t quantise_scratch(int64_t k, int threads) {
@@ -83,7 +95,9 @@ bool quantise_weight(const Tensor *weight, int bits, int64_t group, void *q, flo
                           .bits = bits,
                           .n = weight->shape[0],
                           .k = k,
-                          .row_bytes = bits == 8 ? k : quantised_blocks(k) * (QUANTISED_BLOCK / 2),
+                          .row_bytes = bits == 16  ? 2 * (k + k % 2)
+                                       : bits == 8 ? k
+                                                   : quantised_blocks(k) * (QUANTISED_BLOCK / 2),
                           .group = group ? group : k,
                           .groups = quantised_groups(k, group)};
     Job job = {.to = &to, .weight = weight, .buffers = scratch};

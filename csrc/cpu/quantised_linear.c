@@ -1,4 +1,4 @@
-/* The operator quantised_linear: one row, few rows, many rows. */
+/* The operator quantised_linear: one row, few rows, many rows; of bf16: gemm_bf16.c. */
 #include "cpu/quantised.h"
 
 #include <string.h>
@@ -8,18 +8,32 @@
 enum { FIXED = 5, PART_BYTES = 96 << 10 };
 
 static Quantised weight_of(const KernelCall *call) {
-    const Tensor *q = &call->in[1], *scales = &call->in[2], *zeros = &call->in[3];
+    const Tensor *q = &call->in[1];
     int64_t group = node_int(call->node, ATTR_group), k = call->in[0].shape[call->in[0].rank - 1];
     int bits = (int)node_int(call->node, ATTR_bits);
     return (Quantised){.q = q->data,
-                       .scales = scales->data,
-                       .zeros = call->n_in > 3 ? zeros->data : NULL,
+                       .scales = call->n_in > 2 ? call->in[2].data : NULL,
+                       .zeros = call->n_in > 3 ? call->in[3].data : NULL,
                        .bits = bits,
                        .n = q->shape[0],
                        .k = k,
                        .row_bytes = bits == 8 ? k : quantised_blocks(k) * (QUANTISED_BLOCK / 2),
                        .group = group == 0 ? max_i64(k, 1) : group,
                        .groups = quantised_groups(k, group)};
+}
+
+static const Tensor *bias_of(const KernelCall *call) { return call->n_in > 4 ? &call->in[4] : NULL; }
+
+static Gemm bf16_product(const KernelCall *call) {
+    const Tensor *x = &call->in[0], *q = &call->in[1];
+    int64_t k = x->shape[x->rank - 1];
+    return (Gemm){.batch = 1,
+                  .m = k ? tensor_count(x) / k : tensor_count(&call->out[0]) / max_i64(q->shape[0], 1),
+                  .n = q->shape[0],
+                  .k = k,
+                  .a = {x->data, x->dtype, k, 1},
+                  .b = {q->data, DTYPE_BF16, 1, q->shape[1]},
+                  .rounding = GEMM_ROUNDS};
 }
 
 /* --- few rows ----------------------------------------------------------------------------------------------------- */
@@ -112,14 +126,20 @@ static int64_t row_bytes_of(const Value *q, int64_t k) { return q->rank == 2 ? k
 int64_t quantised_linear_columns(const Graph *g, const Node *node) {
     const Value *x = graph_value(g, node->operands[0]), *q = graph_value(g, node->operands[1]);
     int64_t m = rows_of(x), k = x->shape[x->rank - 1];
+    if (node_int(node, ATTR_bits) == 16) return k >= 1 ? gemm_turned_columns(m, q->shape[0]) : 0;
     bool few = m >= 1 && m <= QUANTISED_ROWS && k >= 1 && q->shape[0] >= 1;
     return few ? QUANTISED_STREAMS * part_rows(q->shape[0], row_bytes_of(q, k)) : 0;
 }
 
 Code quantised_linear_split(KernelCall *call, KernelParts *parts) {
     Split *s = call->scratch;
-    s->w = weight_of(call);
-    TRY(gemm_finish_init(&s->finish, call, FIXED, call->n_in > 4 ? &call->in[4] : NULL));
+    Quantised w = weight_of(call);
+    if (w.bits == 16) {
+        Gemm gemm = bf16_product(call);
+        return gemm_split(call, &gemm, FIXED, bias_of(call), parts);
+    }
+    s->w = w;
+    TRY(gemm_finish_init(&s->finish, call, FIXED, bias_of(call)));
     s->job = make_job(call, &s->w, &s->finish, tensor_count(&call->in[0]) / s->w.k, (float *)(void *)(s + 1));
     *parts = (KernelParts){.count = parts_of(&s->job),
                            .work = 2 * s->w.n * s->w.row_bytes,
@@ -161,9 +181,13 @@ static void run_many(const KernelCall *call, const Quantised *w, GemmFinish *fin
 Code quantised_linear_run(KernelCall *call) {
     Quantised w = weight_of(call);
     GemmFinish finish;
+    if (w.bits == 16) {
+        Gemm gemm = bf16_product(call);
+        return gemm_call(call, &gemm, FIXED, bias_of(call), 0);
+    }
     int64_t m = w.k ? tensor_count(&call->in[0]) / w.k : w.n ? tensor_count(&call->out[0]) / w.n : 0;
     if (m * w.n == 0) return CODE_OK;
-    TRY(gemm_finish_init(&finish, call, FIXED, call->n_in > 4 ? &call->in[4] : NULL));
+    TRY(gemm_finish_init(&finish, call, FIXED, bias_of(call)));
     if (m <= QUANTISED_ROWS)
         run_few(call, &w, &finish, m);
     else
@@ -173,10 +197,11 @@ Code quantised_linear_run(KernelCall *call) {
 
 int64_t quantised_linear_scratch(const Graph *g, const Node *node, int threads) {
     const Value *x = graph_value(g, node->operands[0]), *q = graph_value(g, node->operands[1]);
-    const Value *scales = graph_value(g, node->operands[2]);
     int64_t m = rows_of(x), k = x->shape[x->rank - 1], row_bytes = row_bytes_of(q, k);
+    if (node_int(node, ATTR_bits) == 16) return gemm_split_bytes() + gemm_bf16_scratch(m, q->shape[0], k, threads);
     if (m > QUANTISED_ROWS) return gemm_turned_scratch(1, m, q->shape[0], k, threads);
-    return (int64_t)sizeof(Split) + (input_floats(m, k, scales->shape[1]) +
+    int64_t groups = quantised_groups(k, node_int(node, ATTR_group));
+    return (int64_t)sizeof(Split) + (input_floats(m, k, groups) +
                                      QUANTISED_STREAMS * part_rows(q->shape[0], row_bytes) * QUANTISED_ROWS * threads) *
                                         (int64_t)sizeof(float);
 }

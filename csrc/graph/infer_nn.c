@@ -79,13 +79,18 @@ Code rule_quantised_linear(const RuleInput *in, Inferred *results) {
     const Value *x = rule_operand(in, 0), *q = rule_operand(in, 1), *scales = rule_operand(in, 2),
                 *b = rule_operand(in, 4);
     int64_t bits = node_int(in->node, ATTR_bits), group = node_int(in->node, ATTR_group);
-    RULE_CHECK(in, x && q && scales, "operand is absent");
+    RULE_CHECK(in, x && q, "operand is absent");
     RULE_CHECK(in, x->dtype == DTYPE_F32 || x->dtype == DTYPE_F16 || x->dtype == DTYPE_BF16, "wants f32, f16 or bf16");
     RULE_CHECK(in, x->rank >= 1 && x->shape[x->rank - 1] < INT64_MAX - QUANTISED_BLOCK, "wants rows");
-    RULE_CHECK(in, bits == 8 || bits == 4, "weights of %lld bits", (long long)bits);
+    RULE_CHECK(in, bits == 16 || bits == 8 || bits == 4, "weights of %lld bits", (long long)bits);
+    RULE_CHECK(in, bits == 16 ? !scales && !rule_operand(in, 3) && group == 0 : scales != NULL, "scales of %lld bits",
+               (long long)bits);
     RULE_CHECK(in, group >= 0 && group % QUANTISED_GROUP == 0, "groups of %lld columns", (long long)group);
     int64_t columns = x->shape[x->rank - 1];
-    if (bits == 8)
+    if (bits == 16)
+        RULE_CHECK(in, q->dtype == DTYPE_BF16 && q->rank == 2 && q->shape[1] == columns + columns % 2,
+                   "the weight is not bf16 [N, %lld]", (long long)(columns + columns % 2));
+    else if (bits == 8)
         RULE_CHECK(in, q->dtype == DTYPE_I8 && q->rank == 2 && q->shape[1] == columns, "the weight is not i8 [N, %lld]",
                    (long long)columns);
     else

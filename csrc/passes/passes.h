@@ -30,7 +30,7 @@ typedef struct Quantisation {
     char *name;
     int bits;
     int64_t group;
-    uint32_t q, scales; /* indices of constants */
+    uint32_t q, scales; /* indices of constants; of 16 bits there are no scales */
 } Quantisation;
 typedef struct Quantisations {
     Quantisation *items;
@@ -42,7 +42,7 @@ typedef struct PassOptions {
     int64_t fusion_limit;     /* most steps of an elementwise program (<= PROGRAM_MAX_STEPS) */
     bool fuse_layout;         /* layout pass may choose memory orders */
     int64_t fold_limit_bytes; /* largest literal that folding makes */
-    int weight_bits;          /* quantise: 8 or 4; 0: weights stay as they are */
+    int weight_bits;          /* quantise: 16 (bf16), 8 or 4; 0: weights stay as they are */
     int64_t weight_group;     /* quantise: columns that share a scale; 0: all */
     bool quantised;           /* the target has products with quantised weights */
     bool npu;                 /* the target has an NPU */

@@ -1,9 +1,11 @@
-/* Quantise: products with constant weights get weights of 8 or 4 bits (precision="w8", "w4"; what: PassOptions).
+/* Quantise: products with constant weights get weights of 8 or 4 bits, or of bf16 (precision="w8", "w4", "bf16"; what:
+ * PassOptions).
  * Requires: runs last, so that biases and epilogues have joined their products. Keeps: the weights themselves, and
  * everything else that reads them (a tied embedding). Breaks: nothing; linear and matmul become quantised_linear, the
  * values of whose constants are made later, if the program is to be run: the pass leaves a list of them.
  *
- * Products of f64 and of weights that are computed stay as they are. */
+ * Products of f64 and of weights that are computed stay as they are, and those of bf16 whose weights are that and lie
+ * so that they can be used. */
 #include "passes/match.h"
 
 #include <stdio.h>
@@ -62,12 +64,14 @@ static Code entry_of(Quantiser *q, uint32_t source, bool turned, uint32_t *out) 
                            .bits = bits,
                            .group = pc->options.weight_group};
     const int64_t *size = item->weight.shape;
-    int64_t shape[3] = {size[0], bits == 8 ? size[1] : quantised_blocks(size[1]), QUANTISED_BLOCK / 2};
+    int64_t shape[3] = {size[0], bits == 4 ? quantised_blocks(size[1]) : size[1], QUANTISED_BLOCK / 2};
+    if (bits == 16) shape[1] += shape[1] % 2;
     int64_t scales[2] = {size[0], quantised_groups(size[1], item->group)};
     TRY(arena_string(pc->ctx, pc->arena, c.name ? c.name : "", &item->name));
-    TRY(add_constant(m, c.name, bits == 8 ? "int8" : "int4", bits == 8 ? DTYPE_I8 : DTYPE_U8, bits == 8 ? 2 : 3, shape,
-                     &item->q));
-    TRY(add_constant(m, c.name, "scales", DTYPE_F32, 2, scales, &item->scales));
+    DType dtype = bits == 16 ? DTYPE_BF16 : bits == 8 ? DTYPE_I8 : DTYPE_U8;
+    const char *what = bits == 16 ? "bf16" : bits == 8 ? "int8" : "int4";
+    TRY(add_constant(m, c.name, what, dtype, bits == 4 ? 3 : 2, shape, &item->q));
+    if (bits != 16) TRY(add_constant(m, c.name, "scales", DTYPE_F32, 2, scales, &item->scales));
     *made = ++list->count;
     *out = *made - 1;
     return CODE_OK;
@@ -98,6 +102,12 @@ static bool find_weight(const Match *m, ValueId v, uint32_t *constant, bool *tur
     return c->dtype == DTYPE_F32 || c->dtype == DTYPE_F16 || c->dtype == DTYPE_BF16;
 }
 
+/* Whether linear and matmul read it as pairs of bf16 where it lies. */
+static bool is_ready(const Constant *c, bool turned) {
+    return c->dtype == DTYPE_BF16 && c->strides[!turned] == 1 && c->strides[turned] % 2 == 0 &&
+           c->shape[!turned] % 2 == 0;
+}
+
 static Code quantise_node(Quantiser *q, NodeId id) {
     Match *m = q->m;
     Graph *g = m->g;
@@ -106,6 +116,7 @@ static Code quantise_node(Quantiser *q, NodeId id) {
     uint32_t constant, entry, fixed = contraction_operands(op), count = 0;
     bool turned = op == OP_matmul;
     if (!find_weight(m, node->operands[1], &constant, &turned)) return CODE_OK;
+    if (m->pc->options.weight_bits == 16 && is_ready(&g->constants[constant], turned)) return CODE_OK;
     TRY(entry_of(q, constant, turned, &entry));
     ValueId operands[64];
     uint32_t wanted = contraction_operands(OP_quantised_linear);
@@ -113,7 +124,9 @@ static Code quantise_node(Quantiser *q, NodeId id) {
     operands[count++] = graph_resolve(g, node->operands[0]);
     Quantisation item = m->pc->quantisations.items[entry];
     TRY(value_of(m, id, item.q, &operands[count++]));
-    TRY(value_of(m, id, item.scales, &operands[count++]));
+    operands[count] = VALUE_NONE;
+    if (item.bits != 16) TRY(value_of(m, id, item.scales, &operands[count]));
+    count++;
     operands[count++] = VALUE_NONE;
     node = graph_node(g, id); /* nodes have moved */
     operands[count++] = op == OP_linear && node->n_operands > 2 ? node->operands[2] : VALUE_NONE;

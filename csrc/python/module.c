@@ -107,6 +107,7 @@ static PyObject *module_cpu_features(PyObject *module, PyObject *unused) {
     FEATURE("avx512vl")
     FEATURE("avx512dq")
     FEATURE("avx512vnni")
+    FEATURE("avx512bf16")
 #undef FEATURE
 #endif
     return list;

@@ -52,14 +52,15 @@ static bool check_host(ProgramArgs *args) {
         const char *name;
         int bits;
         int64_t group;
-    } known[] = {{"fp32", 0, 0}, {"w8", 8, 0}, {"w4", 4, 128}, {"w4g64", 4, 64}, {"w4g32", 4, 32}};
+    } known[] = {{"fp32", 0, 0}, {"bf16", 16, 0}, {"w8", 8, 0}, {"w4", 4, 128}, {"w4g64", 4, 64}, {"w4g32", 4, 32}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(args->host_precision, known[i].name) != 0) continue;
         args->options.weight_bits = known[i].bits;
         args->options.weight_group = known[i].group;
         return true;
     }
-    PyErr_Format(PyExc_ValueError, "host_precision: want fp32, w8, w4, w4g64 or w4g32, got %s", args->host_precision);
+    PyErr_Format(PyExc_ValueError, "host_precision: want fp32, bf16, w8, w4, w4g64 or w4g32, got %s",
+                 args->host_precision);
     return false;
 }
 

@@ -12,7 +12,7 @@ static const char usage[] = "usage: forge-opt [options] FILE|-\n"
                             "  --emit=STAGE     graph, npuir or schedule (default: graph)\n"
                             "  --target=NAME    cpu, npu3720, npu4000 or npu5010 (default: cpu)\n"
                             "  --alpha=NUMBER   how far operator fusion goes, 0 to 1 (default: 1)\n"
-                            "  --weight-bits=N  8 or 4: what the pass quantise makes of weights\n"
+                            "  --weight-bits=N  16, 8 or 4: what the pass quantise makes of weights\n"
                             "  --weight-group=N columns that share a scale; 0: all (default)\n"
                             "  --autotune       search alpha and other options with the cost model\n"
                             "  --list-passes    print the names of the passes in default order\n"
@@ -115,7 +115,7 @@ int main(int argc, char **argv) {
         } else if ((value = option(arg, "--weight-bits"))) {
             double bits;
             if (!number(value, &bits)) return 1;
-            options.weight_bits = bits == 8 ? 8 : bits == 4 ? 4 : -1;
+            options.weight_bits = bits == 16 || bits == 8 || bits == 4 ? (int)bits : -1;
         } else if ((value = option(arg, "--weight-group"))) {
             double group;
             if (!number(value, &group)) return 1;
