@@ -119,24 +119,6 @@ def test_bf16_models_are_no_worse_than_eager(rows: int) -> None:
     assert (got == want.bfloat16()).float().mean() > 0.99
 
 
-def test_bf16_models_beside_each_other() -> None:
-    """Products over the same rows run together: the numbers are those of each alone."""
-
-    class Three(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v = nn.Linear(256, 96), nn.Linear(256, 34), nn.Linear(256, 33, bias=False)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            return self.q(x), self.k(x), self.v(x)
-
-    model, x = Three().eval().bfloat16(), torch.randn(2, 256).bfloat16()
-    forge = forge_ugc.compile(model, x)
-    assert forge.report["groups"] == {"groups": 1, "instructions": 3}
-    for got, layer in zip(forge(x), (model.q, model.k, model.v), strict=True):
-        assert torch.equal(got, forge_ugc.compile(layer, x)(x))
-
-
 def test_trained_model() -> None:
     ids = torch.randint(0, 500, (1, 48))
     found = assert_fidelity(small_gpt2(), {"input_ids": ids, "use_cache": False}, kl=2e-4, top1=0.97, precision="bf16")

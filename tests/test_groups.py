@@ -61,17 +61,18 @@ class Apart(nn.Module):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "w8", "w4"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "w8", "w4", "a model of bf16"])
 @pytest.mark.parametrize("rows", [1, 3, 6])
 def test_together_and_apart_give_the_same_bits(rows, precision, threads, monkeypatch):
     monkeypatch.setattr(npu, "has_bf16", lambda: True)
     torch.manual_seed(rows)
-    block, x = Block(256, 520).eval(), torch.randn(rows, 256)
-    settings = dict(device="cpu", precision=precision, num_threads=threads)
+    dtype = torch.bfloat16 if "model" in precision else torch.float32
+    block, x = Block(256, 520).eval().to(dtype), torch.randn(rows, 256, dtype=dtype)
+    settings = dict(device="cpu", precision="fp32" if "model" in precision else precision, num_threads=threads)
     together, apart = (forge_ugc.compile(m, (x,), **settings) for m in (block, Apart(block).eval()))
     assert groups(together) == [3, 2] and groups(apart) == []
     for _ in range(3):
-        y = torch.randn(rows, 256)
+        y = torch.randn(rows, 256, dtype=dtype)
         assert torch.equal(bits(together(y)), bits(apart(y)))
 
 
