@@ -6,25 +6,25 @@
 
 #include <string.h>
 
-enum { MOST_ROWS = 6, AHEAD = 8 << 10 };
+enum { MOST_ROWS = 6, AHEAD = 128 };
 
 static inline __attribute__((always_inline)) __m256 load8(const bool brief, const uint16_t *at) {
     __m128i half = _mm_loadu_si128((const __m128i *)(const void *)at);
     return brief ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)) : _mm256_cvtph_ps(half);
 }
 
-/* `together` rows of w at a time. While 64 bytes of each are read, as much that lies AHEAD is asked for: rows are too
- * short, and too many at once, for the processor to see streams. */
+/* `together` rows of w at a time, far apart, each the next of a run of its own, as in gemm_avx2.c. While 64 bytes of
+ * each are read, as many that lie AHEAD are asked for. */
 static inline __attribute__((always_inline)) void dots_body(const bool brief, const int m, const int together,
                                                             const float *x, int64_t x_row, int64_t rows,
                                                             const uint16_t *w, int64_t w_row, int64_t k, float *c,
                                                             int64_t c_row) {
-    for (int64_t j = 0; j < rows; j += together) {
+    const int64_t run = (rows + together - 1) / together;
+    for (int64_t j = 0; j < run; j++) {
         const uint16_t *at[4];
-        uintptr_t next = (uintptr_t)(w + j * w_row) + AHEAD; /* may lie behind the weight */
         __m256 s[MOST_ROWS][4];
 #pragma GCC unroll 4
-        for (int t = 0; t < together; t++) at[t] = w + (j + t < rows ? j + t : j) * w_row;
+        for (int t = 0; t < together; t++) at[t] = w + (j + t * run < rows ? j + t * run : j) * w_row;
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++)
 #pragma GCC unroll 4
@@ -34,7 +34,7 @@ static inline __attribute__((always_inline)) void dots_body(const bool brief, co
             if (p % 32 == 0)
 #pragma GCC unroll 4
                 for (int t = 0; t < together; t++)
-                    _mm_prefetch((const char *)(next + (uintptr_t)(2 * p * together + 64 * t)), _MM_HINT_T0);
+                    _mm_prefetch((const char *)((uintptr_t)(at[t] + p) + 2 * AHEAD), _MM_HINT_T0); /* maybe behind it */
 #pragma GCC unroll 4
             for (int t = 0; t < together; t++) {
                 __m256 v = load8(brief, at[t] + p);
@@ -58,7 +58,7 @@ static inline __attribute__((always_inline)) void dots_body(const bool brief, co
         for (int i = 0; i < m; i++)
 #pragma GCC unroll 4
             for (int t = 0; t < together; t++)
-                if (j + t < rows) c[i * c_row + j + t] += v_sum(s[i][t]);
+                if (j + t * run < rows) c[i * c_row + j + t * run] += v_sum(s[i][t]);
     }
 }
 
