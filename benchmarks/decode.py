@@ -7,10 +7,11 @@ examples:
 
 Batch 1, random weights, greedy, after a prompt of 32 tokens, with all logits of the new token. eager and Forge run
 transformers' model over a StaticCache in a plain loop; OpenVINO runs the stateful model that transformers' exporter
-makes (w8: int8 weights with a scale a channel, by nncf; activations f32); llama.cpp runs a GGUF of the same shape
-(fp32: F32, w8: Q8_0, groups of 32). Systems have processes of their own and make their steps in turn, while the others
-wait. The probe reads memory between them with as many threads: a share is bytes of the weights that a token reads, by
-the time of a step, by the probe's rate.
+makes (w8: int8 weights with a scale a channel, by nncf), as it comes, which rounds the activations of quantised weights
+to int8, and as openvino-f32, which like Forge does not; llama.cpp runs a GGUF of the same shape (fp32: F32, w8: Q8_0,
+groups of 32). Systems have processes of their own and make their steps in turn, while the others wait. The probe reads
+memory between them with as many threads: a share is bytes of the weights that a token reads, by the time of a step, by
+the probe's rate. A system that fails, or for which there is not enough memory, has the reason in its row.
 
 To build llama.cpp for this machine: CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" pip install llama-cpp-python gguf
 """
@@ -18,9 +19,12 @@ To build llama.cpp for this machine: CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
+import math
 import os
+import queue
 import shutil
 import statistics
 import subprocess
@@ -28,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,20 +45,25 @@ from .decode_gguf import SHAPES, tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "benchmarks" / "decode"
-SYSTEMS = ("forge", "eager", "openvino", "llama.cpp")
+PATIENCE = 900  # seconds for an answer
+SYSTEMS = ("forge", "eager", "openvino", "openvino-f32", "llama.cpp")
 LABELS = {"gpt2": "GPT-2", "qwen2": "Qwen2-0.5B", "llama1b": "Llama-3.2-1B"}
-# bytes of a weight, its scales included
+# of weights; activations. Bytes of a weight, its scales included
+# GB of memory that a system takes for each GB of its weights, while it gets ready
+APPETITE = {"forge": 1.2, "eager": 1.2, "openvino": 2.4, "openvino-f32": 2.4, "llama.cpp": 1.1}
 FORMATS = {
     ("forge", "fp32"): ("f32", 4.0),
     ("eager", "fp32"): ("f32", 4.0),
     ("openvino", "fp32"): ("f32", 4.0),
     ("llama.cpp", "fp32"): ("F32", 4.0),
-    ("forge", "w8"): ("int8, a scale a channel", 1.0),
-    ("openvino", "w8"): ("int8, a scale a channel", 1.0),
-    ("llama.cpp", "w8"): ("Q8_0: int8, groups of 32", 34 / 32),
-    ("forge", "w4"): ("int4, groups of 128", 0.5 + 4 / 128),
-    ("openvino", "w4"): ("int4, groups of 128", 0.5 + 2 / 128),
-    ("llama.cpp", "w4"): ("Q4_0: int4, groups of 32", 18 / 32),
+    ("forge", "w8"): ("int8, a scale a channel; f32", 1.0),
+    ("openvino", "w8"): ("int8, a scale a channel; int8", 1.0),
+    ("openvino-f32", "w8"): ("int8, a scale a channel; f32", 1.0),
+    ("llama.cpp", "w8"): ("Q8_0: int8, groups of 32; int8", 34 / 32),
+    ("forge", "w4"): ("int4, groups of 128; f32", 0.5 + 4 / 128),
+    ("openvino", "w4"): ("int4, groups of 128; int8", 0.5 + 2 / 128),
+    ("openvino-f32", "w4"): ("int4, groups of 128; f32", 0.5 + 2 / 128),
+    ("llama.cpp", "w4"): ("Q4_0: int4, groups of 32; int8", 18 / 32),
     ("forge", "bf16"): ("bf16", 2.0),
     ("llama.cpp", "bf16"): ("BF16", 2.0),
 }
@@ -73,6 +83,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=256, help="entries of the cache (default 256)")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="of every system (default: all cores)")
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="leave out what would take longer, and say so")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of files for OpenVINO and llama.cpp; they stay")
+    parser.add_argument("--prepare", action="store_true", help="only make these files")
     parser.add_argument("--quick", action="store_true", help="two layers, few steps: a test of the benchmark")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for decode.md, .json")
     args = parser.parse_args(arguments)
@@ -151,30 +163,45 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.tail: list[str] = []
-        threading.Thread(target=self._drain, daemon=True).start()
+        self.tail: deque[str] = deque(maxlen=40)
+        self.answers: queue.Queue[str] = queue.Queue()
+        self.readers = [threading.Thread(target=read, daemon=True) for read in (self._answers, self._errors)]
+        for reader in self.readers:
+            reader.start()
 
-    def _drain(self) -> None:
+    def _answers(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put("")
+
+    def _errors(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.tail = [*self.tail[-40:], line.rstrip()]
+        self.tail.extend(line.rstrip() for line in self.process.stderr)
 
-    def ask(self, **command: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
+    def ask(self, seconds: float = PATIENCE, **command: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(command) + "\n")
             self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-        except BrokenPipeError:
+            answer = self.answers.get(timeout=seconds)
+        except queue.Empty:
+            self.process.kill()
+            return {"error": f"no answer within {seconds:g} s"}
+        except OSError:  # it is gone
             answer = ""
         if not answer:
-            return {"error": "its process ended: " + " ".join(self.tail[-1:])}
+            self.process.wait()
+            self.readers[1].join(5)
+            said = self.tail[-1] if self.tail else f"exit status {self.process.returncode}"
+            return {"error": f"its process ended: {said}"}
         found: dict[str, Any] = json.loads(answer)
         return found
 
     def end(self) -> None:
         if self.process.stdin is not None:
-            self.process.stdin.close()
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -202,44 +229,75 @@ class Row:
         return sum(float(np.prod(s)) * (size if len(s) > 1 else 4.0) for s in sizes.values())
 
 
-def measure(args: argparse.Namespace, model: str, precision: str, probe: Probe, rates: list[float]) -> list[Row]:
-    """One group: the systems at a precision, in turn."""
-    rows = [Row(model, s, precision) for s in args.systems if (s, precision) in FORMATS]
-    settings = dict(model=model, layers=args.layers, threads=args.threads, length=args.length, folder=str(FOLDER))
+def lack_of_memory(row: Row, layers: int | None) -> str:
+    """Why the row's system would better not be started, or ""."""
+    weights = Row(row.model, row.system, "fp32" if row_kind(row) == "torch" else row.precision).bytes(layers)
+    needed, free = weights * APPETITE[row.system] / 2**30, machine.available_gb()
+    return f"it would take {needed:.1f} GiB, {free:.1f} are free" if needed > free else ""
+
+
+def prepare(args: argparse.Namespace, rows: list[Row], settings: dict[str, Any], deadline: float) -> None:
+    """Makes the files that systems run, each in a process that ends with its memory."""
     for row in rows:
-        if row.system in ("openvino", "llama.cpp"):
+        if row.system in ("openvino", "openvino-f32", "llama.cpp"):
             process = Process(args.llama if row.system == "llama.cpp" else sys.executable, settings)
-            row.error = process.ask(do="prepare", system=row.system, precision=precision).get("error", "")
+            seconds = min(PATIENCE, deadline - time.monotonic())
+            command = dict(do="prepare", system=row.system, precision=row.precision)
+            row.error = process.ask(max(seconds, 60), **command).get("error", "")
             process.end()
-    torch_process: Process | None = None  # eager and Forge share the model
+    os.sync()
+
+
+def measure(
+    args: argparse.Namespace, model: str, precision: str, probe: Probe, rates: list[float], deadline: float
+) -> list[Row]:
+    """One group: the systems at a precision, in turn. Ends soon after `deadline`, with what has been measured."""
+    rows = [Row(model, s, precision) for s in args.systems if (s, precision) in FORMATS]
+    settings = dict(model=model, layers=args.layers, threads=args.threads, length=args.length, folder=str(args.folder))
+    prepare(args, rows, settings, deadline)
+    if args.prepare:
+        return rows
+    shared: dict[str, Process] = {}  # eager and Forge share the model
     running: list[tuple[Row, Process]] = []
-    processes: list[Process] = []
-    for row in [r for r in rows if not r.error]:
-        if row.system in ("forge", "eager") and torch_process is not None:
-            process = torch_process
-        else:
-            process = Process(args.llama if row.system == "llama.cpp" else sys.executable, settings)
-            processes.append(process)
-            if row.system in ("forge", "eager"):
-                torch_process = process
-        answer = process.ask(do="start", system=row.system, precision=precision)
-        if "error" in answer:
-            row.error = answer["error"]
-            continue
-        row.ready_s, row.tokens = answer["ready_s"], answer["tokens"]
-        running.append((row, process))
-    for turn in range(args.turns):
-        for row, process in running[turn % len(running) :] + running[: turn % len(running)] if running else []:
-            rates.append(probe.best())
-            answer = process.ask(do="steps", system=row.system, precision=precision, count=args.steps)
-            if "error" in answer:
-                row.error = answer["error"]
+
+    def ask(row: Row, do: str, **more: Any) -> dict[str, Any]:
+        """The answer; an error is the row's."""
+        seconds = min(PATIENCE, deadline - time.monotonic())
+        answer = shared[row_kind(row)].ask(max(seconds, 60), do=do, system=row.system, precision=precision, **more)
+        row.error = answer.get("error", "")
+        return answer
+
+    try:
+        for row in [r for r in rows if not r.error]:
+            kind = row_kind(row)
+            row.error = "" if kind in shared else lack_of_memory(row, args.layers)
+            if row.error:
                 continue
-            row.times += answer["times"]
-            row.tokens += answer["tokens"]
-    for process in processes:
-        process.end()
+            if kind not in shared:
+                shared[kind] = Process(args.llama if row.system == "llama.cpp" else sys.executable, settings)
+            answer = ask(row, "start")
+            if not row.error:
+                row.ready_s, row.tokens = answer["ready_s"], answer["tokens"]
+                running.append((row, shared[kind]))
+        for turn in range(args.turns):
+            first = turn % max(len(running), 1)
+            for row, _ in running[first:] + running[:first]:
+                if row.error or time.monotonic() > deadline:
+                    continue
+                rates.append(probe.best())
+                answer = ask(row, "steps", count=args.steps)
+                if not row.error:
+                    row.times += answer["times"]
+                    row.tokens += answer["tokens"]
+    finally:
+        for process in shared.values():
+            process.end()
     return rows
+
+
+def row_kind(row: Row) -> str:
+    """Rows of one kind share a process."""
+    return "torch" if row.system in ("forge", "eager") else row.system
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -262,9 +320,9 @@ def page(args: argparse.Namespace, info: dict[str, Any], rows: list[Row], rate: 
         f"The probe read {rate:.1f} GB/s (median over the run of the best of {', '.join(map(str, Probe.STREAMS))} "
         "streams a thread). Batch 1, greedy, random weights, "
         + ("full depth" if not args.layers else f"{args.layers} layers")
-        + f", cache of {args.length} entries; median of {args.turns * args.steps} steps, in turns of {args.steps}.",
+        + f", cache of {args.length} entries; medians of {args.turns} turns of {args.steps} steps.",
         "",
-        "| model | precision | system | format | tokens/s | ms a token | share of bandwidth | ready after |",
+        "| model | precision | system | weights; activations | tokens/s | ms a token | bandwidth | ready after |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -284,9 +342,9 @@ def page(args: argparse.Namespace, info: dict[str, Any], rows: list[Row], rate: 
     lines += [
         "",
         "Bytes are those of the matrices that a token reads, in the system's own format; the cache and the activations "
-        "are not counted. llama.cpp keeps its cache in f32 beside F32 weights, in f16 beside others, and computes Q8_0 "
-        "and Q4_0 with activations rounded to int8. Ready after: from the model in memory (OpenVINO, llama.cpp: "
-        "from its file, made before) until the prompt and three tokens are done.",
+        "are not counted. eager and Forge have a static cache and a mask, llama.cpp a cache as long, in f32 beside F32 "
+        "weights and in f16 beside others, OpenVINO one that grows. Ready after: from the model in memory "
+        "(OpenVINO, llama.cpp: from its file, made before) until the prompt and three tokens are done.",
         "",
     ]
     return "\n".join(lines)
@@ -295,31 +353,36 @@ def page(args: argparse.Namespace, info: dict[str, Any], rows: list[Row], rate: 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
     console = Console(stderr=True)
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
     info = machine.describe()
     probe, rates, rows, left_out = Probe(args.threads), [], [], []
-    start, slowest = time.monotonic(), 0.0
+    start, pace = time.monotonic(), 0.0  # pace: seconds a GB of weights
+    deadline = start + 60 * args.budget if args.budget else math.inf
     rates = [probe.best() for _ in range(5)]
     # the main figures first: each model in fp32 and w8, then the rest
     order = [(m, p) for p in args.precisions for m in args.models]
     for model, precision in order:
-        used = (time.monotonic() - start) / 60
-        if args.budget and used + slowest > args.budget:
+        size = Row(model, "eager", "fp32").bytes(args.layers) * 1e-9
+        begin = time.monotonic()
+        if begin + pace * size > deadline:
             left_out.append(f"{LABELS[model]} in {precision}")
             continue
-        begin = time.monotonic()
-        found = measure(args, model, precision, probe, rates)
-        slowest = max(0.6 * slowest, (time.monotonic() - begin) / 60)
+        found = measure(args, model, precision, probe, rates, deadline)
+        pace = max(0.6 * pace, (time.monotonic() - begin) / size)
         rows += found
         for row in found:
-            speed = f"{1 / statistics.median(row.times):.1f} tokens/s" if row.times else row.error
-            console.print(f"{LABELS[row.model]} {row.precision} {row.system}: {speed}")
+            speed = f"{1 / statistics.median(row.times):.1f} tokens/s" if row.times else row.error or "ready"
+            console.print(f"{LABELS[row.model]} {row.precision} {row.system}: {speed}", markup=False, soft_wrap=True)
+        if args.prepare:
+            continue
         rows.sort(key=lambda r: (args.models.index(r.model), args.precisions.index(r.precision)))
         rate = statistics.median(rates)
-        (args.out / "decode.md").write_text(page(args, info, rows, rate, left_out))
         kept = {"machine": info, "read_gbytes": rate, "rows": [vars(r) for r in rows], "left_out": left_out}
         (args.out / "decode.json").write_text(json.dumps(kept, indent=1) + "\n")
+        (args.out / "decode.md").write_text(page(args, info, rows, rate, left_out))
+    if args.prepare:
+        return 0 if not any(r.error for r in rows) else 1
     (args.out / "decode.md").write_text(page(args, info, rows, statistics.median(rates), left_out))
     return 0 if any(r.times for r in rows) else 1
 

@@ -83,13 +83,17 @@ class TorchDecoder:
 
 # --- OpenVINO: the stateful model that transformers' exporter makes ---------------------------------------------------
 class OpenvinoDecoder:
-    def __init__(self, name: str, layers: int | None, precision: str, threads: int, folder: Path) -> None:
+    def __init__(
+        self, name: str, layers: int | None, precision: str, threads: int, folder: Path, rounds: bool = False
+    ) -> None:
+        """`rounds`: activations to int8, before products with quantised weights."""
         import openvino as ov
 
         path = self.prepare(name, layers, precision, folder)
         config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
-        if precision == "fp32":
-            config |= {"KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+        config["KV_CACHE_PRECISION"] = "f32"
+        if not rounds:
+            config["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
         self.compiled = ov.Core().compile_model(path, "CPU", config)
         self.request = self.compiled.create_infer_request()
         self.inputs = {i.get_any_name() for i in self.compiled.inputs}
@@ -211,7 +215,7 @@ class Worker:
     def prepare(self, system: str, precision: str) -> dict[str, Any]:
         """Makes the file that the system runs, in a process that ends with its memory."""
         s = self.settings
-        if system == "openvino":
+        if system.startswith("openvino"):
             OpenvinoDecoder.prepare(s["model"], s["layers"], precision, Path(s["folder"]))
         elif system == "llama.cpp":
             self._gguf(precision)
@@ -236,8 +240,9 @@ class Worker:
                 self.shared = TorchModel(s["model"], s["layers"], s["threads"])
             begin = time.perf_counter()
             decoder: Any = TorchDecoder(self.shared, system, precision, s["length"])
-        elif system == "openvino":
-            decoder = OpenvinoDecoder(s["model"], s["layers"], precision, s["threads"], folder)
+        elif system.startswith("openvino"):
+            rounds = system == "openvino" and precision != "fp32"
+            decoder = OpenvinoDecoder(s["model"], s["layers"], precision, s["threads"], folder, rounds)
         else:
             from benchmarks import decode_gguf
 

@@ -331,16 +331,41 @@ def test_cpuinfo():
 
 # --- decode -----------------------------------------------------------------------------------------------------------
 def test_decode(tmp_path: Path) -> None:
-    """Forge and eager in turn, with the same tokens."""
-    command = [sys.executable, "-m", "benchmarks.decode", "--quick", "--layers", "1", "--systems", "eager,forge"]
+    """Forge and eager in turn, with the same tokens; a peer that is not there leaves them."""
+    command = [sys.executable, "-m", "benchmarks.decode", "--quick", "--layers", "1", "--llama", "/bin/false"]
+    command += ["--systems", "eager,forge,llama.cpp"]
     command += ["--models", "gpt2", "--precisions", "fp32", "--threads", "1", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "decode.json").read_text())["rows"]
-    assert {r["system"] for r in rows} == {"eager", "forge"}
+    assert {r["system"] for r in rows} == {"eager", "forge", "llama.cpp"}
+    gone = next(r for r in rows if r["system"] == "llama.cpp")
+    assert not gone["times"] and gone["error"] == "its process ended: exit status 1"
+    rows.remove(gone)
     assert all(len(r["times"]) == 8 and min(r["times"]) > 0 and not r["error"] for r in rows)
     page = (tmp_path / "decode.md").read_text()
     assert "| GPT-2 | fp32 | forge | f32 |" in page and "11 of 11 tokens of Forge" in page
+
+
+def test_decode_keeps_its_budget(tmp_path: Path) -> None:
+    from benchmarks import decode
+
+    folders = ["--out", str(tmp_path), "--folder", str(tmp_path)]
+    assert decode.main(["--models", "gpt2,qwen2", "--precisions", "w8", "--budget", "1e-6", *folders]) == 1
+    page = (tmp_path / "decode.md").read_text()
+    assert "Left out for want of time: GPT-2 in w8." in page and "Qwen2-0.5B in w8" in page
+
+
+def test_decode_does_not_wait_for_ever(tmp_path: Path) -> None:
+    from benchmarks import decode
+
+    process = decode.Process("/bin/cat", {"threads": 1})  # answers nothing: there is no file of the name "-m"
+    assert process.ask(5, do="start")["error"].startswith("its process ended")
+    (tmp_path / "hangs").write_text("#!/bin/sh\nexec sleep 100\n")
+    (tmp_path / "hangs").chmod(0o755)
+    process = decode.Process(str(tmp_path / "hangs"), {"threads": 1})
+    assert process.ask(0.2, do="start") == {"error": "no answer within 0.2 s"}
+    process.end()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama1b"])
