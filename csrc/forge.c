@@ -228,6 +228,10 @@ Code program_build(Context *ctx, Program *program, Graph *captured, const Compil
     TRY(check_options(ctx, options, &target));
     TRY(parse_pipeline(ctx, options->passes, &pipeline));
     if (options->weight_bits) TRY(add_quantise(ctx, &pipeline));
+    if (options->packs)
+        program->packs = packs_ref(options->packs);
+    else
+        TRY(packs_create(ctx, &program->packs));
     double start = forge_now_ms();
     program->nodes_table = graph_count(captured);
     program->alpha = options->alpha;
@@ -282,7 +286,8 @@ void forge_destroy(Program *program) {
     program_close_device(program);
     for (size_t i = 0; i < program->n_passes; i++) free(program->passes[i].text);
     free(program->text_capture);
-    free(program->quantised);
+    for (uint32_t i = 0; i < program->n_quantised; i++) pack_release(program->quantised[i]);
+    packs_unref(program->packs);
     arena_destroy(&program->arena);
     free(program);
 }

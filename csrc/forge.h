@@ -45,6 +45,7 @@ typedef struct CompileOptions {
     bool keep_text;       /* keep the text of every stage */
     bool executable;      /* false: plan only (device="npu:plan", meta weights) */
     bool pack;            /* pack weights */
+    Packs *packs;         /* of programs whose weights are these, as they are now; NULL: there are none */
     bool schedule;        /* false: program order, to compare with */
     int weight_bits;      /* of products on the host: 16 (bf16), 8, 4, or 0: as the model has them */
     int64_t weight_group; /* weights of a row that share a scale; 0: all */
@@ -59,9 +60,11 @@ typedef struct Program {
     Npuir *ir;
     Segments segments;  /* of instructions on the NPU */
     Executor *executor; /* NULL when plan only */
-    char *quantised;    /* values of the weights of 8 or 4 bits; malloc'd */
-    int64_t quantised_bytes;
-    NpuDevice *device; /* these two: NULL unless dispatched */
+    Packs *packs;       /* what it shares with others, and they with it */
+    Pack **quantised;   /* values of the weights of 8 or 4 bits */
+    uint32_t n_quantised;
+    int64_t quantised_bytes; /* of those that were made for it */
+    NpuDevice *device;       /* these two: NULL unless dispatched */
     NpuSession *session;
     PassRecord *passes;
     size_t n_passes;

@@ -132,7 +132,8 @@ static Code open_session(Context *ctx, Program *program, const Target *target, c
 Code program_executor(Context *ctx, Program *program, const Target *target, const CompileOptions *options) {
     EmulatedWeights weights = {program->graph, options->npu.precision};
     const Emulation emulation = {emulated_weight, &weights}; /* used while the executor is made only */
-    ExecutorOptions made = {.kernels = cpu_kernel, .threads = options->threads, .pack = options->pack};
+    ExecutorOptions made = {
+        .kernels = cpu_kernel, .threads = options->threads, .pack = options->pack, .packs = program->packs};
     if (options->npu.mode == NPU_MODE_EMULATE) made.emulation = &emulation;
     if (options->npu.mode == NPU_MODE_DISPATCH && program->segments.count) {
         if (!options->npu.device) return fail(ctx, CODE_INVALID, "no device to dispatch to");

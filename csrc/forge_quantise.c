@@ -8,40 +8,40 @@ enum { ALIGN = 64 };
 
 static int64_t aligned(int64_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
+static Code make(Context *ctx, Program *program, const Quantisation *item, Pool *pool, char *scratch) {
+    Constant *q = &program->graph->constants[item->q];
+    Constant *scales = item->bits == 16 ? NULL : &program->graph->constants[item->scales];
+    const PackKey key = {.op = OP_quantised_linear, .bits = item->bits, .group = item->group, .weight = item->weight};
+    int64_t count = item->weight.shape[0] * item->weight.shape[1];
+    int64_t bytes = aligned(q->bytes) + (scales ? aligned(scales->bytes) : 0);
+    bool made, shared = item->state && pack_shared(CONSTANT_STATE, count * (int64_t)dtype_size(item->weight.dtype));
+    Pack *pack;
+    TRY(packs_take(ctx, program->packs, &key, shared, bytes, &pack, &made));
+    program->quantised[program->n_quantised++] = pack;
+    q->data = pack->data;
+    if (scales) scales->data = pack->data + aligned(q->bytes);
+    if (!made) return CODE_OK;
+    program->quantised_bytes += pack->bytes;
+    TRY(check_cancelled(ctx));
+    if (!quantise_weight(&item->weight, item->bits, item->group, q->data, scales ? scales->data : NULL, pool, scratch))
+        return fail(ctx, CODE_INVALID,
+                    "the weight '%.200s' has infinite values or NaN, which %d bits cannot hold: compile with "
+                    "precision=\"fp32\"",
+                    item->name, item->bits);
+    if (shared) pack_publish(pack);
+    return CODE_OK;
+}
+
 static Code fill(Context *ctx, Program *program, const Quantisations *list, Pool *pool, int threads) {
-    Graph *g = program->graph;
-    int64_t total = 0, widest = 0;
+    int64_t widest = 0;
     char *scratch;
-    for (uint32_t i = 0; i < list->count; i++) {
-        const Quantisation *item = &list->items[i];
-        total += aligned(g->constants[item->q].bytes);
-        if (item->bits != 16) total += aligned(g->constants[item->scales].bytes);
-        widest = item->weight.shape[1] > widest ? item->weight.shape[1] : widest;
-    }
-    TRY(memory_aligned(ctx, (size_t)total, &program->quantised));
-    program->quantised_bytes = total;
+    for (uint32_t i = 0; i < list->count; i++)
+        widest = list->items[i].weight.shape[1] > widest ? list->items[i].weight.shape[1] : widest;
+    TRY(ARENA_NEW(ctx, &program->arena, list->count, &program->quantised));
     TRY(memory_aligned(ctx, (size_t)quantise_scratch(widest, threads), &scratch));
-    char *at = program->quantised;
     Code code = CODE_OK;
-    for (uint32_t i = 0; i < list->count && code == CODE_OK; i++) {
-        const Quantisation *item = &list->items[i];
-        Constant *q = &g->constants[item->q], *scales = item->bits == 16 ? NULL : &g->constants[item->scales];
-        if (!item->weight.data) continue; /* a shape without values */
-        q->data = at;
-        at += aligned(q->bytes);
-        if (scales) {
-            scales->data = at;
-            at += aligned(scales->bytes);
-        }
-        code = check_cancelled(ctx);
-        if (code != CODE_OK) break;
-        if (!quantise_weight(&item->weight, item->bits, item->group, q->data, scales ? scales->data : NULL, pool,
-                             scratch))
-            code = fail(ctx, CODE_INVALID,
-                        "the weight '%.200s' has infinite values or NaN, which %d bits cannot hold: compile with "
-                        "precision=\"fp32\"",
-                        item->name, item->bits);
-    }
+    for (uint32_t i = 0; i < list->count && code == CODE_OK; i++) /* without data: a shape without values */
+        if (list->items[i].weight.data) code = make(ctx, program, &list->items[i], pool, scratch);
     free(scratch);
     return code;
 }

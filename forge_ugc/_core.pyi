@@ -58,6 +58,7 @@ def compile(
     cache_dir: str | None = None,  # of compiled graphs
     fail_allocation: int = 0,  # for tests: the Nth allocation fails with MemoryError
     host_precision: str = "fp32",  # weights of products on the host: "w8", "w4", "w4g64", "w4g32"
+    share: Program | None = None,  # a program with the same weights as they are now: what is made of them is shared
     progress: object = None,  # three writable int64: phase (base/status.h), done, total
     schedule: bool = True,  # False: program order
 ) -> Program: ...
@@ -82,6 +83,7 @@ def load(
     fail_allocation: int = 0,
     host_precision: str = "fp32",
     callees: int = 0,  # functions that there are for the graph's host calls
+    share: Program | None = None,
 ) -> Program: ...
 def optimize_text(
     text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0

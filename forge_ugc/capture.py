@@ -90,6 +90,7 @@ class Captured:
     guards: list[tuple[Any, int | None, int | None]] = field(default_factory=list)  # (expression, least, most)
     recorded: bool = False  # by fast capture, not torch.export; then `nodes_captured` counts recorded calls
     declined: str = ""  # why fast capture was not taken
+    lender: Callable[[], Any] | None = None  # a `_core.Program` with the same weights as they are now, or None
 
     def refs(self, value: Any) -> Iterator[int]:
         """Node indices that an argument structure mentions."""

@@ -52,10 +52,13 @@ class Options:
 class Plan(npu.Dispatched):
     """A program for one set of shapes."""
 
-    def __init__(self, options: Options, lowered: Lowered) -> None:
+    def __init__(self, options: Options, lowered: Lowered, share: Any = None) -> None:
+        """share: a program with the same weights, as they are now."""
         self.lowered = lowered
         self._options = options
+        self._share = share
         super().__init__(options.choice)
+        self._share = None
         self.sources = self.lowered.inputs
         self.in_place = self._in_place()
         plan = self.lowered.plan
@@ -125,6 +128,7 @@ class Plan(npu.Dispatched):
             "schedule": options.schedule,
             "threads": options.threads,
             "host_precision": npu.host_precision(options.choice),
+            "share": self._share,
         }
         return self.lowered.table.compile(**{**settings, **changes})
 
@@ -158,8 +162,8 @@ class CompiledModel:
         self._check_apart(example, list(captured.slots.values()), CompileError)
         self._example_shapes = self._key(example)
         self._example_symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
-        first = self._make_plan(self._example_symbols)
-        self._plans: OrderedDict[Any, Plan] = OrderedDict({self._example_shapes: first})
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._plans[self._example_shapes] = self._make_plan(self._example_symbols)
         self._repeat: Repeat | None = None
         self._pack = packer(captured.out_spec)
 
@@ -357,7 +361,10 @@ class CompiledModel:
             return plan
 
     def _make_plan(self, symbols: Symbols) -> Plan:
-        return Plan(self._options, lower(self._captured, symbols, self._options.strict))
+        share = next((plan.program for plan in self._plans.values()), None)
+        if share is None and self._captured.lender is not None:
+            share = self._captured.lender()
+        return Plan(self._options, lower(self._captured, symbols, self._options.strict), share)
 
     def _key(self, leaves: list[Any]) -> Any:
         if not self._symbolic.dynamic:

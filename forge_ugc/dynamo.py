@@ -41,7 +41,6 @@ __all__ = ["GraphReport", "forge", "last_reports"]
 
 log = logging.getLogger(__name__)
 _SIZES = 16  # sets of sizes and numbers that one graph is compiled for, and kept
-_COPIES, _ALLOWED = 4, 256 << 20  # fewer, where packed weights would take so many times the weights, and more bytes
 _PATIENCE = 64  # calls that further sizes wait for, at most
 _SETS = 128  # sets of weights: one graph serves all layers that are alike
 _REPORTS = 256  # graphs that last_reports() remembers
@@ -263,6 +262,11 @@ class _Weights:
         self.programs: OrderedDict[Any, tuple[CompiledModel, int]] = OrderedDict()
         self.alive = [weakref.ref(t, lambda _: forget()) for t in statics]
 
+    def lend(self) -> Any:
+        """A program that has packed the weights as they are now, if there is one."""
+        plans = (compiled._kept() for compiled, epoch in self.programs.values() if epoch == self.epoch)
+        return next((plan.program for plan in plans if plan is not None), None)
+
     def changed(self, statics: Sequence[torch.Tensor]) -> list[int]:
         """Which tensors were written or given other memory since they were packed."""
         versions = [t._version for t in statics] if self.counted else list(map(version, statics))
@@ -312,7 +316,6 @@ class _Graph:
         )
         self._sets: OrderedDict[tuple[int, ...], _Weights] = OrderedDict()
         self._captures: OrderedDict[Any, Captured | None] = OrderedDict()
-        self._kept = _SIZES
         self._seen: OrderedDict[Any, int] = OrderedDict()  # further sizes, and how often they came
         self._patience = 2
         self._full = False
@@ -396,7 +399,8 @@ class _Graph:
                 name = static[node.target]
                 nodes[i] = replace(node, kind=Kind.STATE, target=name)
                 slots[i] = Slot(name, weights.holder, name)
-        return replace(captured, nodes=nodes, slots=slots)
+        lender = weakref.WeakMethod(weights.lend)
+        return replace(captured, nodes=nodes, slots=slots, lender=lambda: (lend := lender()) and lend())
 
     def _program(self, args: Inputs) -> CompiledModel | None:
         """The program for these sizes and weights; compiles it if need be. None: these sizes run through torch."""
@@ -405,7 +409,7 @@ class _Graph:
             if key in self._captures:
                 if self._captures[key] is None:
                     return None
-            elif len(self._captures) >= self._kept and not self._again(key):
+            elif len(self._captures) >= _SIZES and not self._again(key):
                 return None
             try:
                 return self._make(key, args)
@@ -430,14 +434,14 @@ class _Graph:
             self._seen.popitem(last=False)
         if not self._full:
             self._full = True
-            _warn(self._record, f"it has had {self._kept} sets of sizes; others are compiled when they come repeatedly")
+            _warn(self._record, f"it has had {_SIZES} sets of sizes; others are compiled when they come repeatedly")
         return False
 
     def _make(self, key: Any, args: Inputs) -> CompiledModel:
         captured = self._captures.get(key)
         if captured is None:
             captured = self._captures[key] = self._capture(args)
-            while len(self._captures) > self._kept:
+            while len(self._captures) > _SIZES:
                 old, _ = self._captures.popitem(last=False)
                 for weights in list(self._sets.values()):
                     weights.programs.pop(old, None)
@@ -466,11 +470,6 @@ class _Graph:
         compiled._watcher = Watcher([])  # the graph watches
         compiled._warned_grad = True  # dynamo knows what requires grad, and so do we
         self._record._reports.append(compiled.report)
-        weights = compiled.report["weights"]
-        copies = weights["packed_bytes"] + weights["quantised_bytes"]
-        if copies:
-            allowed = max(_ALLOWED, _COPIES * weights["borrowed_bytes"])
-            self._kept = max(2, min(_SIZES, allowed // copies))
         directory = os.environ.get("FORGE_DUMP")
         if directory:
             dump(compiled, os.path.join(directory, "graph_" + self._record.name.split()[0].replace("/", "_")))

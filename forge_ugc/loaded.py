@@ -130,7 +130,10 @@ class LoadedModel:
         self._outputs = manifest["outputs"]
 
     def _build(self, artefact: Artefact, choice: npu.Choice, threads: int) -> list[_Program]:
-        programs = [_Program(artefact, entry, choice, threads) for entry in self.manifest["programs"]]
+        programs: list[_Program] = []
+        for entry in self.manifest["programs"]:
+            share = programs[0].program if programs else None
+            programs.append(_Program(artefact, entry, choice, threads, share))
         if not programs:
             raise ArtefactError(f"{self._path}: no program")
         return programs
@@ -349,14 +352,16 @@ class LoadedModel:
 class _Program(npu.Dispatched):
     """One graph of an artefact, ready to run."""
 
-    def __init__(self, artefact: Artefact, entry: dict[str, Any], choice: npu.Choice, threads: int) -> None:
+    def __init__(self, artefact: Artefact, entry: dict[str, Any], choice: npu.Choice, threads: int, share: Any) -> None:
         self._artefact, self._graph, self._threads = artefact, _text(entry["graph"]), threads
+        self._share = share
         self._constants: list[tuple[int, int] | None] = []
         for key in entry["constants"]:
             memory = artefact.tensors[key] if key is not None else None
             self._constants.append(None if memory is None else (memory.address, memory.nbytes))
         self._calls = entry.get("hosts", [])
         super().__init__(choice)
+        self._share = None
         self.host = _hosts(self._calls, self.program.hosts(), artefact.path)
         self.inputs, self.outputs = self.program.types()
         self.opaque = [index for index, (dtype, _) in enumerate(self.outputs) if dtype == "object"]
@@ -392,6 +397,7 @@ class _Program(npu.Dispatched):
                 executable=self.executable(),
                 keepalive=self._artefact,
                 callees=len(self._calls),
+                share=self._share,
                 **settings,
             )
         except (ValueError, TypeError, NotImplementedError) as error:

@@ -24,7 +24,11 @@ Code executor_create(Context *ctx, const Npuir *ir, const ExecutorOptions *optio
         e->options.emulation = &e->emulation;
     }
     atomic_init(&e->lock, 0);
-    if (options->threads > 1) code = pool_create(ctx, options->threads, &e->pool);
+    if (options->packs)
+        packs_ref(options->packs);
+    else
+        code = packs_create(ctx, &e->options.packs);
+    if (code == CODE_OK && options->threads > 1) code = pool_create(ctx, options->threads, &e->pool);
     if (code == CODE_OK) code = executor_build(ctx, e);
     if (code == CODE_OK && options->emulation) code = emulate_build(ctx, e);
     if (code == CODE_OK && options->pack) code = executor_pack(ctx, e);
@@ -43,7 +47,8 @@ void executor_destroy(Executor *e) {
         e->free = next;
     }
     if (e->pool) pool_destroy(e->pool);
-    free(e->packed);
+    for (uint32_t i = 0; i < e->n_packs; i++) pack_release(e->packs[i]);
+    packs_unref(e->options.packs);
     Arena memory = e->memory; /* which holds `e` itself */
     arena_destroy(&memory);
 }

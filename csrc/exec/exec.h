@@ -4,6 +4,7 @@
 
 #include "exec/backend.h"
 #include "exec/kernel.h"
+#include "exec/packs.h"
 
 typedef const Kernel *(*KernelFn)(Op op);
 
@@ -35,7 +36,8 @@ typedef struct Emulation {
 typedef struct ExecutorOptions {
     KernelFn kernels;
     int threads;
-    bool pack; /* weights into the layouts that kernels like */
+    bool pack;    /* weights into the layouts that kernels like */
+    Packs *packs; /* where those of other programs are found; NULL: there are none */
     /* Who runs the instructions on the NPU; with neither one they are an error. */
     const Segments *segments; /* of the backend */
     Backend *backend;
@@ -47,10 +49,10 @@ MUST_USE Code memory_aligned(Context *ctx, size_t bytes, char **out);
 
 typedef struct Executor Executor;
 /* `ir` (scheduled and allocated), its graph, segments and backend are borrowed and must outlive the executor. Checks
- * that all is runnable; packs weights (timed by the caller) into memory of its own. */
+ * that all is runnable; packs weights (timed by the caller) that it does not find packed. */
 MUST_USE Code executor_create(Context *ctx, const Npuir *ir, const ExecutorOptions *options, Executor **out);
 void executor_destroy(Executor *executor);
-int64_t executor_packed_bytes(const Executor *executor);
+int64_t executor_packed_bytes(const Executor *executor); /* that were packed for it, not found */
 /* inputs[i]: row-major memory of graph input i (for an opaque input: the object). outputs[i]: memory for output i, row
  * major; for opaque outputs and outputs that only the host knows the object is written to objects[i]. Thread-safe: each
  * call takes a frame (arena, registers) from a free list. Each object in objects[] is the caller's to release; all

@@ -1,15 +1,13 @@
 /* Frames: the memory of one call, and the list of those that wait for the next. */
 #include "exec/frame.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
+
+#include "exec/lock.h"
 
 enum { HUGE_PAGE = 2 << 20 };
-
-static bool allocation_fails(Context *ctx) { return ctx->fail_allocation && --ctx->fail_allocation == 0; }
 
 Code memory_aligned(Context *ctx, size_t bytes, char **out) {
     void *memory = NULL;
@@ -68,28 +66,18 @@ void frame_destroy(const Executor *e, Frame *frame) {
     free(frame);
 }
 
-static void lock(Executor *e) {
-    int me = (int)getpid();
-    for (;;) {
-        int holder = 0;
-        if (atomic_compare_exchange_weak(&e->lock, &holder, me)) return;
-        if (holder != 0 && holder != me && atomic_compare_exchange_strong(&e->lock, &holder, me)) return;
-        sched_yield();
-    }
-}
-
 /* Both critical sections change the list by one store, so a fork() in the middle leaves a list that is whole. */
 Code frame_take(Context *ctx, Executor *e, Frame **out) {
-    lock(e);
+    process_lock(&e->lock);
     *out = e->free;
     if (*out) e->free = (*out)->next;
-    atomic_store(&e->lock, 0);
+    process_unlock(&e->lock);
     return *out ? CODE_OK : frame_create(ctx, e, out);
 }
 
 void frame_give(Executor *e, Frame *frame) {
-    lock(e);
+    process_lock(&e->lock);
     frame->next = e->free;
     e->free = frame;
-    atomic_store(&e->lock, 0);
+    process_unlock(&e->lock);
 }

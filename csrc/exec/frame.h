@@ -59,14 +59,16 @@ struct Executor {
     uint32_t n_borders;
     uint32_t *drops;
     uint32_t *object_input; /* object -> graph input that brings it, UINT32_MAX: a host call makes it */
-    char *packed;
-    int64_t packed_bytes, shadow_bytes;
+    Pack **packs;           /* referenced */
+    uint32_t n_packs;
+    int64_t packed_bytes; /* of those that were made for it */
+    int64_t shadow_bytes;
 
-    /* Free list. The lock word is 0 or the process id of the holder: a child of fork() that finds its parent's id there
-     * knows that the holder does not exist in it, and takes the lock over. */
-    atomic_int lock;
+    atomic_int lock; /* of the free list */
     Frame *free;
 };
+
+static inline bool allocation_fails(Context *ctx) { return ctx->fail_allocation && --ctx->fail_allocation == 0; }
 
 /* "file.py:12 in forward" of a node, or "unknown source". */
 const char *where_of(const Npuir *ir, const Node *node);

@@ -38,8 +38,9 @@ typedef struct Kernel {
     int64_t (*columns)(const Graph *g, const Node *node);
     Code (*split)(KernelCall *call, KernelParts *parts);
     Code (*failed)(Context *ctx, const KernelParts *parts);
-    /* Weight packing at compile time. `prepared_bytes` is 0 where nothing is to be packed (operand not constant, no
-     * data). in[k].data NULL: not constant. */
+    /* Packing of operand 1, the weight, at compile time: what `prepare` makes depends on the operator and on it alone.
+     * `prepared_bytes` is 0 where nothing is to be packed (operand not constant, no data). in[k].data NULL: not
+     * constant. */
     int64_t (*prepared_bytes)(const Graph *g, const Node *node);
     Code (*prepare)(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared);
 } Kernel;

@@ -1,4 +1,4 @@
-/* Weight packing: one allocation for all; weights that several instructions use in the same way are packed once. */
+/* Weight packing: weights that several instructions, or programs of one store, use in the same way are packed once. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -6,121 +6,122 @@
 
 enum { PACK_ALIGN = 64, POPULATE_BYTES = 4 << 20 };
 
-static bool same_attrs(const Node *a, const Node *b) {
-    const OpInfo *info = op_info(a->op);
-    for (uint8_t k = 0; k < info->n_attrs; k++) {
-        const Attr *x = &a->attrs[k], *y = &b->attrs[k];
-        AttrKind kind = attr_kind(info->attrs[k]);
-        if (info->attrs[k] == ATTR_program) continue; /* an epilogue does not change how the weight lies */
-        if (kind == KIND_INTS) {
-            if (x->ints.count != y->ints.count) return false;
-            if (x->ints.count && memcmp(x->ints.items, y->ints.items, x->ints.count * sizeof(int64_t)) != 0)
-                return false;
-        } else if (kind == KIND_SCALAR ? !scalar_equal(x->s, y->s) : x->i != y->i) {
-            return false;
-        }
-    }
-    return true;
+/* The constant behind operand 1, if programs may share what is made of it. */
+static bool is_shared(const Executor *e, const Task *task) {
+    if (e->options.emulation || task->in[1] == REG_NONE) return false; /* emulated: rounded copies */
+    const Buffer *buffer = &e->ir->buffers[e->ir->regs[task->in[1]].buffer];
+    if (buffer->space != SPACE_CONSTANT) return false;
+    const Constant *constant = &e->ir->graph->constants[buffer->index];
+    return pack_shared(constant->kind, constant->bytes);
 }
 
-static bool same_tensor(const Tensor *a, const Tensor *b) {
-    if (a->data != b->data || a->dtype != b->dtype || a->rank != b->rank) return false;
-    size_t bytes = a->rank * sizeof(int64_t);
-    return memcmp(a->shape, b->shape, bytes) == 0 && memcmp(a->strides, b->strides, bytes) == 0;
+static size_t hash_of(const PackKey *key) {
+    uint64_t hash = (uint64_t)key->op ^ (uint64_t)(uintptr_t)key->weight.data;
+    return (size_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 20);
 }
 
-/* The packed form depends on operands that are constants and on the types of the others: e->args has just that. */
-static bool same_packing(const Executor *e, const Task *a, const Task *b) {
-    if (a->node->op != b->node->op || a->n_in != b->n_in) return false;
-    for (uint32_t k = 0; k < a->n_in; k++)
-        if (!same_tensor(&e->args[a->first_arg + k], &e->args[b->first_arg + k])) return false;
-    return same_attrs(a->node, b->node);
-}
+typedef struct Made { /* to be filled: of this program's packs */
+    const Task *task; /* that it is made for */
+    uint32_t pack;
+    bool shared;
+} Made;
 
-static size_t packing_hash(const Executor *e, const Task *task) {
-    uint64_t hash = (uint64_t)task->node->op;
-    for (uint32_t k = 0; k < task->n_in; k++)
-        hash = (hash ^ (uint64_t)(uintptr_t)e->args[task->first_arg + k].data) * UINT64_C(0x9e3779b97f4a7c15);
-    return (size_t)(hash >> 20);
-}
-
-typedef struct Packed {
-    Task *task;     /* that it is made for */
-    int64_t offset; /* in the allocation */
-} Packed;
-
-/* Finds where each task's packed weights lie: `place[t]` is their offset or -1; `list` has each distinct one. */
-static Code plan(Context *ctx, Executor *e, int64_t *place, Packed *list, uint32_t *n_list) {
+/* Finds or makes room for each task's packed weights: `which[t]` is the pack's number + 1, or 0; `list` has those to be
+ * filled. */
+static Code plan(Context *ctx, Executor *e, uint32_t *which, Made *list, uint32_t *n_list) {
     size_t slots = 16;
     while (slots < 2 * (size_t)e->n_tasks) slots *= 2;
-    uint32_t *table; /* 0: free, else list index + 1 */
+    uint32_t *table; /* 0: free, else number + 1 */
     TRY(ARENA_NEW(ctx, &e->memory, slots, &table));
+    TRY(ARENA_NEW(ctx, &e->memory, e->n_tasks, &e->packs));
     for (uint32_t t = 0; t < e->n_tasks; t++) {
-        Task *task = &e->tasks[t];
-        place[t] = -1;
+        const Task *task = &e->tasks[t];
         if (!task->kernel || !task->kernel->prepare || !task->kernel->prepared_bytes) continue;
         int64_t bytes = task->kernel->prepared_bytes(e->ir->graph, task->node);
         if (bytes <= 0) continue;
-        size_t slot = packing_hash(e, task) & (slots - 1);
-        while (table[slot] && !same_packing(e, list[table[slot] - 1].task, task)) slot = (slot + 1) & (slots - 1);
+        bytes = (bytes + PACK_ALIGN - 1) / PACK_ALIGN * PACK_ALIGN;
+        PackKey key = {.op = task->node->op, .weight = e->args[task->first_arg + 1]};
+        size_t slot = hash_of(&key) & (slots - 1);
+        while (table[slot] && !pack_key_equal(&e->packs[table[slot] - 1]->key, &key)) slot = (slot + 1) & (slots - 1);
         if (!table[slot]) {
-            list[*n_list] = (Packed){task, e->packed_bytes};
-            table[slot] = ++*n_list;
-            if (bytes > INT64_MAX / 2 - e->packed_bytes)
-                return fail(ctx, CODE_NO_MEMORY, "out of memory: packed weights");
-            e->packed_bytes += (bytes + PACK_ALIGN - 1) / PACK_ALIGN * PACK_ALIGN;
+            bool made, shared = is_shared(e, task);
+            TRY(packs_take(ctx, e->options.packs, &key, shared, bytes, &e->packs[e->n_packs], &made));
+            table[slot] = ++e->n_packs;
+            if (made) {
+                list[(*n_list)++] = (Made){task, e->n_packs - 1, shared};
+                e->packed_bytes += bytes;
+            }
         }
-        place[t] = list[table[slot] - 1].offset;
+        which[t] = table[slot];
     }
     return CODE_OK;
 }
 
 #ifdef MADV_POPULATE_WRITE
+typedef struct Part {
+    char *begin;
+    int64_t bytes;
+} Part;
+
 static void populate_part(void *arg, int64_t part, int thread) {
     (void)thread;
-    const Executor *e = arg;
-    int64_t begin = part * POPULATE_BYTES, bytes = e->packed_bytes - begin;
-    if (bytes > POPULATE_BYTES) bytes = POPULATE_BYTES;
-    (void)madvise(e->packed + begin, (size_t)bytes, MADV_POPULATE_WRITE); /* a hint: else the first store brings it */
+    const Part *p = (const Part *)arg + part;
+    (void)madvise(p->begin, (size_t)p->bytes, MADV_POPULATE_WRITE); /* a hint: else the first store brings it */
 }
 
 /* The system zeroes fresh memory when it is first touched. All threads do that here, and before packing: a store past
  * the caches to a line that was just zeroed in them would be slow. */
-static void populate(Executor *e, Pool *pool) {
-    if (e->packed_bytes >= POPULATE_BYTES) pool_run(pool, (e->packed_bytes - 1) / POPULATE_BYTES + 1, populate_part, e);
+static Code populate(Context *ctx, Executor *e, const Made *list, uint32_t n_list, Pool *pool) {
+    Part *parts;
+    int64_t n = 0;
+    TRY(ARENA_NEW(ctx, &e->memory, (size_t)(e->packed_bytes / POPULATE_BYTES) + n_list, &parts));
+    for (uint32_t i = 0; i < n_list; i++) {
+        const Pack *pack = e->packs[list[i].pack];
+        if (pack->bytes < POPULATE_BYTES) continue; /* not pages of its own */
+        for (int64_t at = 0; at < pack->bytes; at += POPULATE_BYTES, n++)
+            parts[n] =
+                (Part){pack->data + at, pack->bytes - at < POPULATE_BYTES ? pack->bytes - at : (int64_t)POPULATE_BYTES};
+    }
+    pool_run(pool, n, populate_part, parts);
+    return CODE_OK;
 }
 #else
-static void populate(Executor *e, Pool *pool) { (void)e, (void)pool; }
+static Code populate(Context *ctx, Executor *e, const Made *list, uint32_t n_list, Pool *pool) {
+    (void)ctx, (void)e, (void)list, (void)n_list, (void)pool;
+    return CODE_OK;
+}
 #endif
 
-Code executor_pack(Context *ctx, Executor *e) {
-    int64_t *place;
-    Packed *list;
-    uint32_t n_list = 0;
-    TRY(ARENA_NEW(ctx, &e->memory, e->n_tasks, &place));
-    TRY(ARENA_NEW(ctx, &e->memory, e->n_tasks, &list));
-    TRY(plan(ctx, e, place, list, &n_list));
-    if (n_list == 0) return CODE_OK;
-    TRY(memory_aligned(ctx, (size_t)e->packed_bytes, &e->packed));
-
-    bool mine = e->pool && pool_enter(e->pool);
-    Code code = CODE_OK;
-    progress_begin(ctx->progress, PHASE_PACK, e->packed_bytes);
-    populate(e, mine ? e->pool : NULL);
-    for (uint32_t i = 0; i < n_list && code == CODE_OK; i++) {
+static Code fill(Context *ctx, Executor *e, const Made *list, uint32_t n_list, Pool *pool) {
+    TRY(populate(ctx, e, list, n_list, pool));
+    for (uint32_t i = 0; i < n_list; i++) {
         const Task *task = list[i].task;
-        code = check_cancelled(ctx);
-        if (code == CODE_OK)
-            code = task->kernel->prepare(ctx, task->node, &e->args[task->first_arg], mine ? e->pool : NULL,
-                                         e->packed + list[i].offset);
-        int64_t end = i + 1 < n_list ? list[i + 1].offset : e->packed_bytes;
-        progress_add(ctx->progress, end - list[i].offset);
+        Pack *pack = e->packs[list[i].pack];
+        TRY(check_cancelled(ctx));
+        Code code = task->kernel->prepare(ctx, task->node, &e->args[task->first_arg], pool, pack->data);
+        progress_add(ctx->progress, pack->bytes);
         if (code != CODE_OK && code != CODE_CANCELLED)
             fail_prefix(ctx, "packing %s (%s)", op_info(task->node->op)->name, where_of(e->ir, task->node));
+        TRY(code);
+        if (list[i].shared) pack_publish(pack);
     }
-    if (mine) pool_leave(e->pool);
-    TRY(code);
+    return CODE_OK;
+}
+
+Code executor_pack(Context *ctx, Executor *e) {
+    uint32_t *which, n_list = 0;
+    Made *list;
+    TRY(ARENA_NEW(ctx, &e->memory, e->n_tasks, &which));
+    TRY(ARENA_NEW(ctx, &e->memory, e->n_tasks, &list));
+    TRY(plan(ctx, e, which, list, &n_list));
+    if (n_list > 0) {
+        bool mine = e->pool && pool_enter(e->pool);
+        progress_begin(ctx->progress, PHASE_PACK, e->packed_bytes);
+        Code code = fill(ctx, e, list, n_list, mine ? e->pool : NULL);
+        if (mine) pool_leave(e->pool);
+        TRY(code);
+    }
     for (uint32_t t = 0; t < e->n_tasks; t++)
-        if (place[t] >= 0) e->tasks[t].prepared = e->packed + place[t];
+        if (which[t]) e->tasks[t].prepared = e->packs[which[t] - 1]->data;
     return CODE_OK;
 }

@@ -27,6 +27,7 @@ typedef struct Remarks {
  * made of it. */
 typedef struct Quantisation {
     Tensor weight; /* data NULL: a shape only */
+    bool state;    /* of the caller's memory */
     char *name;
     int bits;
     int64_t group;

@@ -61,6 +61,7 @@ static Code entry_of(Quantiser *q, uint32_t source, bool turned, uint32_t *out) 
                                       .rank = 2,
                                       .shape = {c.shape[n], c.shape[1 - n]},
                                       .strides = {c.strides[n], c.strides[1 - n]}},
+                           .state = c.kind == CONSTANT_STATE,
                            .bits = bits,
                            .group = pc->options.weight_group};
     const int64_t *size = item->weight.shape;

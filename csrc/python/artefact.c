@@ -157,7 +157,7 @@ PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"text",      "constants",  "target",   "keep_text", "executable",      "pack",
                                "threads",   "keepalive",  "npu_mode", "device",    "precision",       "fold",
                                "f32_types", "f32_border", "config",   "cache_dir", "fail_allocation", "host_precision",
-                               "callees",   NULL};
+                               "callees",   "share",      NULL};
     ProgramArgs given;
     PyObject *sequence;
     const char *text;
@@ -165,11 +165,12 @@ PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
     unsigned long long fail_allocation = 0;
     unsigned callees = 0;
     program_args_init(&given);
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "s#O|$spppiOsOspppszKsI:load", keywords, &text, &size, &sequence, &given.options.target,
-            &given.keep_text, &given.executable, &given.pack, &given.options.threads, &given.keepalive, &given.npu_mode,
-            &given.device, &given.precision, &given.fold, &given.f32_types, &given.f32_border,
-            &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation, &given.host_precision, &callees))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|$spppiOsOspppszKsIO:load", keywords, &text, &size, &sequence,
+                                     &given.options.target, &given.keep_text, &given.executable, &given.pack,
+                                     &given.options.threads, &given.keepalive, &given.npu_mode, &given.device,
+                                     &given.precision, &given.fold, &given.f32_types, &given.f32_border,
+                                     &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation,
+                                     &given.host_precision, &callees, &given.share))
         return NULL;
     const ModuleState *state = PyModule_GetState(module);
     ConstantData *constants;

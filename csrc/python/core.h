@@ -84,7 +84,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs);
 typedef struct ProgramArgs {
     CompileOptions options;
     int autotune, keep_text, executable, pack, schedule, fold, f32_types, f32_border;
-    PyObject *keepalive, *device; /* borrowed */
+    PyObject *keepalive, *device, *share; /* borrowed */
     const char *npu_mode, *precision, *host_precision;
 } ProgramArgs;
 void program_args_init(ProgramArgs *args);

@@ -10,6 +10,7 @@ void program_args_init(ProgramArgs *args) {
                           .fold = 1,
                           .keepalive = Py_None,
                           .device = Py_None,
+                          .share = Py_None,
                           .npu_mode = "none",
                           .precision = "fp16",
                           .host_precision = "fp32"};
@@ -72,6 +73,13 @@ bool program_args_check(const ModuleState *state, ProgramArgs *args) {
     options->executable = args->executable;
     options->pack = args->pack;
     options->schedule = args->schedule;
+    if (args->share != Py_None) {
+        if (!Py_IS_TYPE(args->share, state->program_type)) {
+            PyErr_Format(PyExc_TypeError, "share: want a Program, got %R", args->share);
+            return false;
+        }
+        options->packs = ((ProgramObject *)args->share)->program->packs;
+    }
     if (options->threads < 1 || options->threads > MAX_THREADS) {
         PyErr_Format(PyExc_ValueError, "threads: want 1 to %d, got %d", MAX_THREADS, options->threads);
         return false;

@@ -42,7 +42,7 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
                                "autotune", "keep_text", "executable",      "pack",           "threads",   "keepalive",
                                "npu_mode", "device",    "precision",       "fold",           "f32_types", "f32_border",
                                "config",   "cache_dir", "fail_allocation", "host_precision", "progress",  "schedule",
-                               NULL};
+                               "share",    NULL};
     const ModuleState *state = PyModule_GetState(module);
     PyObject *table[TABLE_OBJECTS];
     ProgramArgs given;
@@ -51,13 +51,13 @@ PyObject *program_compile(PyObject *module, PyObject *args, PyObject *kwargs) {
     Py_buffer counters = {0};
     unsigned long long fail_allocation = 0;
     program_args_init(&given);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszKsOp:compile", keywords, &table[0],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO|$ssdppppiOsOspppszKsOpO:compile", keywords, &table[0],
                                      &table[1], &table[2], &table[3], &table[4], &table[5], &table[6], &table[7],
                                      &table[8], &options->target, &options->passes, &options->alpha, &given.autotune,
                                      &given.keep_text, &given.executable, &given.pack, &options->threads,
                                      &given.keepalive, &given.npu_mode, &given.device, &given.precision, &given.fold,
                                      &given.f32_types, &given.f32_border, &options->npu.config, &options->npu.cache_dir,
-                                     &fail_allocation, &given.host_precision, &shown, &given.schedule))
+                                     &fail_allocation, &given.host_precision, &shown, &given.schedule, &given.share))
         return NULL;
     if (!program_args_check(state, &given) || !progress_open(shown, &counters)) return NULL;
 
