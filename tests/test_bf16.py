@@ -119,6 +119,34 @@ def test_bf16_models_are_no_worse_than_eager(rows: int) -> None:
     assert (got == want.bfloat16()).float().mean() > 0.99
 
 
+UNIT = "avx512bf16" in forge_ugc._core.cpu_features()
+
+
+@pytest.mark.skipif(not UNIT, reason="this processor has no AVX512-BF16: such weights are packed as f32")
+@pytest.mark.parametrize("columns", [64, 63])
+def test_bf16_weights_that_lie_turned(columns: int) -> None:
+    """transformers' Conv1D: x @ w. The packed copy is of bf16 too; x may be a view."""
+    weight = nn.Parameter(torch.randn(columns, 70).bfloat16())
+
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.transpose(0, 1) @ self.weight
+
+    model, x = Conv1D().eval(), torch.randn(9, 4, columns).bfloat16()
+    forge = forge_ugc.compile(model, x)
+    want = product(x.transpose(0, 1), weight.T)
+    assert (forge(x).float() - want).abs().max() <= want.abs().max() * 2**-8
+    assert (forge(x) == want.bfloat16()).float().mean() > 0.99
+    assert forge.report["weights"]["packed_bytes"] <= 2 * 70 * 64 + 64
+    assert torch.equal(forge(x), forge_ugc.compile(model, x, num_threads=3)(x))
+    unpacked = forge_ugc.compile(model, x, pack=False)
+    assert (unpacked(x) == want.bfloat16()).float().mean() > 0.99
+
+
 def test_trained_model() -> None:
     ids = torch.randint(0, 500, (1, 48))
     found = assert_fidelity(small_gpt2(), {"input_ids": ids, "use_cache": False}, kl=2e-4, top1=0.97, precision="bf16")

@@ -111,13 +111,17 @@ typedef struct GemmFew GemmFew;
 int64_t gemm_turned_columns(int64_t m, int64_t n);
 int64_t gemm_turned_few_bytes(void);
 void gemm_turned_split(const Gemm *gemm, GemmFew *few, void *scratch, KernelParts *parts);
-/* gemm_bf16.c: of bf16, to which A (f32, f16 or bf16) is rounded; B's columns are contiguous, an even number of
- * elements apart, and one that is odd is followed by a 0. */
+/* gemm_bf16.c: of bf16, to which A (f32, f16 or bf16) is rounded; all of the batch have the same B, whose
+ * columns are contiguous, an even number of elements apart, and followed by a 0 where they are odd. */
 int64_t gemm_bf16_scratch(int64_t m, int64_t n, int64_t k, int threads);
 void gemm_bf16_run(const Gemm *gemm, Pool *pool, void *scratch);
 /* The same product in pairs, which gemm_turned.c takes with the rest of the scratch. */
 void *gemm_bf16_begin(const Gemm *gemm, Gemm *pairs, Pool *pool, void *scratch);
 bool gemm_bf16_serves(const Gemm *gemm); /* whether such a B is what there is */
+/* A copy of another b[k, n] of bf16 that serves. */
+int64_t gemm_bf16_turned_bytes(int64_t n, int64_t k);
+void gemm_bf16_turn(const GemmOperand *b, int64_t n, int64_t k, Pool *pool, void *to);
+GemmOperand gemm_bf16_turned(const void *data, int64_t k);
 /* Product number `batch`. */
 typedef void GemmOne(const Gemm *gemm, const void *plan, int64_t batch, Pool *pool, float *scratch);
 /* All of them, one after the other with the whole pool; or, with `local_floats`, each on one thread with so much of the

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { PART_ROWS = 4 };
+enum { PART_ROWS = 4, TURNED_ROWS = 32 };
 
 /* --- kernels in plain C ------------------------------------------------------------------------------------------- */
 static float add_pair(float sum, float a, float b) {
@@ -63,13 +63,44 @@ int64_t gemm_bf16_scratch(int64_t m, int64_t n, int64_t k, int threads) {
 static bool aligned(const void *data) { return (uintptr_t)data % sizeof(float) == 0; }
 
 bool gemm_bf16_serves(const Gemm *g) {
-    bool plain = !g->panels && !g->fill && !g->load && g->batch == 1;
+    bool plain = !g->panels && !g->fill && !g->load;
+    for (int d = 0; d < g->batch_rank; d++) plain = plain && g->b_batch[d] == 0;
     bool pairs = g->b.row == 1 && g->b.col % 2 == 0 && g->k % 2 == 0 && aligned(g->b.data);
     return plain && g->b.dtype == DTYPE_BF16 && pairs && g->k > 0;
 }
 
+typedef struct Turning {
+    const GemmOperand *b;
+    int64_t n, k;
+    uint16_t *to;
+} Turning;
+
+static void turn_rows(void *arg, int64_t part, int thread) {
+    (void)thread;
+    enum { DEPTH = 64 }; /* of a block that both sides of have room in the L1 */
+    const Turning *job = arg;
+    const uint16_t *from = job->b->data;
+    int64_t width = 2 * pairs_of(job->k), first = part * TURNED_ROWS, end = min_i64(first + TURNED_ROWS, job->n);
+    for (int64_t k = 0; k < job->k; k += DEPTH)
+        for (int64_t p = k; p < min_i64(k + DEPTH, job->k); p++)
+            for (int64_t j = first; j < end; j++) job->to[j * width + p] = from[p * job->b->row + j * job->b->col];
+    for (int64_t j = first; j < end && job->k % 2; j++) job->to[j * width + job->k] = 0;
+}
+
+int64_t gemm_bf16_turned_bytes(int64_t n, int64_t k) { return n * pairs_of(k) * (int64_t)sizeof(float); }
+
+void gemm_bf16_turn(const GemmOperand *b, int64_t n, int64_t k, Pool *pool, void *to) {
+    Turning job = {b, n, k, to};
+    pool_run(pool, (n + TURNED_ROWS - 1) / TURNED_ROWS, turn_rows, &job);
+}
+
+GemmOperand gemm_bf16_turned(const void *data, int64_t k) {
+    return (GemmOperand){data, DTYPE_BF16, 1, 2 * pairs_of(k)};
+}
+
 typedef struct Rounding {
     const Gemm *g;
+    int64_t rows;
     uint16_t *to;
 } Rounding;
 
@@ -77,34 +108,38 @@ static void round_rows(void *arg, int64_t part, int thread) {
     (void)thread;
     const Rounding *job = arg;
     const GemmOperand *a = &job->g->a;
-    int64_t k = job->g->k, width = 2 * pairs_of(k), end = min_i64((part + 1) * PART_ROWS, job->g->m);
+    int64_t m = job->g->m, k = job->g->k, width = 2 * pairs_of(k), end = min_i64((part + 1) * PART_ROWS, job->rows);
     for (int64_t i = part * PART_ROWS; i < end; i++) {
         uint16_t *to = job->to + i * width;
+        int64_t at = gemm_offset(job->g, job->g->a_batch, i / m) + i % m * a->row;
         if (a->col == 1 && a->dtype == DTYPE_F32)
-            gemm_bf16()->narrow(to, (const float *)a->data + i * a->row, k);
+            gemm_bf16()->narrow(to, (const float *)a->data + at, k);
         else if (a->col == 1 && a->dtype == DTYPE_BF16)
-            memcpy(to, (const uint16_t *)a->data + i * a->row, (size_t)k * sizeof *to);
+            memcpy(to, (const uint16_t *)a->data + at, (size_t)k * sizeof *to);
         else
-            for (int64_t p = 0; p < k; p++) to[p] = f32_to_bf16(load_f32(a->data, a->dtype, i * a->row + p * a->col));
+            for (int64_t p = 0; p < k; p++) to[p] = f32_to_bf16(load_f32(a->data, a->dtype, at + p * a->col));
         if (k < width) to[k] = 0;
     }
 }
 
 void *gemm_bf16_begin(const Gemm *g, Gemm *made, Pool *pool, void *scratch) {
-    int64_t pairs = pairs_of(g->k);
+    int64_t pairs = pairs_of(g->k), rows = g->batch * g->m;
     *made = *g;
+    made->batch = 1;
+    made->batch_rank = 0;
+    made->m = rows;
     made->pairs = true;
     made->k = pairs;
     made->b = (GemmOperand){g->b.data, DTYPE_F32, 1, g->b.col / 2};
     made->a = (GemmOperand){g->a.data, DTYPE_F32, g->a.row / 2, 1};
     bool in_place = g->a.dtype == DTYPE_BF16 && g->a.col == 1 && (g->m == 1 || g->a.row % 2 == 0) && g->k % 2 == 0;
-    if (!in_place || !aligned(g->a.data)) {
-        Rounding job = {g, scratch};
-        bool small = g->m * g->k < 32 << 10;
-        pool_run(small ? NULL : pool, (g->m + PART_ROWS - 1) / PART_ROWS, round_rows, &job);
+    if (!in_place || !aligned(g->a.data) || g->batch != 1) {
+        Rounding job = {g, rows, scratch};
+        bool small = rows * g->k < 32 << 10;
+        pool_run(small ? NULL : pool, (rows + PART_ROWS - 1) / PART_ROWS, round_rows, &job);
         made->a = (GemmOperand){scratch, DTYPE_F32, pairs, 1};
     }
-    return (char *)scratch + round_up(g->m * pairs, 16) * (int64_t)sizeof(float);
+    return (char *)scratch + round_up(rows * pairs, 16) * (int64_t)sizeof(float);
 }
 
 void gemm_bf16_run(const Gemm *g, Pool *pool, void *scratch) {

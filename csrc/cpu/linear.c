@@ -15,6 +15,9 @@ static int64_t size_of(const Tensor *t, int from_end) { return t->rank >= from_e
 
 Code gemm_failed(Context *ctx, const KernelParts *parts) { return ew_fail(ctx, (EwFault)atomic_load(parts->fault)); }
 
+/* What is prepared of a weight is a copy that lies as nn.Linear's, not panels of f32. */
+static bool turns_bf16(DType dtype) { return dtype == DTYPE_BF16 && cpu_has_avx512_bf16(); }
+
 static bool rounds(const Gemm *g) {
     if (g->rounding == GEMM_ROUNDS_WHERE_FAST) return cpu_has_avx512_bf16() && gemm_bf16_serves(g);
     return g->rounding == GEMM_ROUNDS;
@@ -26,7 +29,12 @@ Code gemm_call(KernelCall *call, Gemm *gemm, uint32_t first, const Tensor *bias,
     TRY(gemm_finish_init(&finish, call, first, bias));
     finish.out += row * finish.n * (int64_t)finish.out_size;
     gemm->finish = &finish;
-    gemm->panels = call->prepared;
+    if (call->prepared && turns_bf16(gemm->b.dtype)) {
+        gemm->b = gemm_bf16_turned(call->prepared, gemm->k);
+        gemm->rounding = GEMM_ROUNDS;
+    } else {
+        gemm->panels = call->prepared;
+    }
     gemm_fold_batch(gemm);
     if (rounds(gemm))
         gemm_bf16_run(gemm, call->pool, call->scratch);
@@ -96,7 +104,8 @@ static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t k_dim, int
     int64_t stride;
     if (!gemm_in_f32(graph_value(g, weight)->dtype) || n == 0 || k == 0 || !find_constant(g, weight, k_dim, &stride))
         return 0;
-    return stride == 1 ? 0 : gemm_panels_bytes(n, k);
+    bool turned = turns_bf16(graph_value(g, weight)->dtype);
+    return stride == 1 ? 0 : turned ? gemm_bf16_turned_bytes(n, k) : gemm_panels_bytes(n, k);
 }
 
 /* --- beside other products ---------------------------------------------------------------------------------------- */
@@ -117,7 +126,7 @@ Code gemm_split(KernelCall *call, const Gemm *gemm, uint32_t first, const Tensor
     product.finish = &split->finish;
     gemm_fold_batch(&product);
     split->gemm = product;
-    if (product.batch == 1 && rounds(&product))
+    if (rounds(&product))
         rest = gemm_bf16_begin(&product, &split->gemm, NULL, rest);
     else if (product.batch != 1 || !gemm_turns(&product))
         return fail(call->ctx, CODE_INTERNAL, "a product that cannot run beside others");
@@ -188,7 +197,10 @@ int64_t matmul_scratch(const Graph *g, const Node *node, int threads) {
 /* --- packing ------------------------------------------------------------------------------------------------------ */
 static Code prepare(Context *ctx, GemmOperand b, int64_t n, int64_t k, Pool *pool, void *prepared) {
     if (!b.data) return fail(ctx, CODE_INTERNAL, "the weight to be packed has no data");
-    gemm_pack(&b, n, k, pool, prepared);
+    if (turns_bf16(b.dtype))
+        gemm_bf16_turn(&b, n, k, pool, prepared);
+    else
+        gemm_pack(&b, n, k, pool, prepared);
     return CODE_OK;
 }
 

@@ -147,12 +147,26 @@ static void test_product(void) {
     }
 }
 
+/* A copy that lies turned. */
+static void test_turning(void) {
+    for (int round = 0; round < 50; round++, end()) {
+        int64_t n = between(1, 150), k = between(1, 200), row = n + below(3), width = k + k % 2;
+        uint16_t *from = get(k * row * 2), *to = get(gemm_bf16_turned_bytes(n, k));
+        for (int64_t i = 0; i < k * row; i++) from[i] = (uint16_t)next_random();
+        gemm_bf16_turn(&(GemmOperand){from, DTYPE_BF16, row, 1}, n, k, NULL, to);
+        CHECK_EQUAL(gemm_bf16_turned(to, k).col, width);
+        for (int64_t i = 0; i < n * width; i++)
+            CHECK_EQUAL(to[i], i % width < k ? from[i % width * row + i / width] : 0);
+    }
+}
+
 int main(void) {
     context_init(&ctx);
     CHECK_OK(&ctx, pool_create(&ctx, THREADS, &pool));
     test_tiles();
     test_dots_and_rounding();
     test_product();
+    test_turning();
     pool_destroy(pool);
     return check_done();
 }
