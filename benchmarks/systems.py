@@ -82,7 +82,7 @@ class Forge(System):
 
     name, label, package = "forge", "Forge-UGC", "forge_ugc"
     imports: ClassVar[tuple[str, ...]] = ("forge_ugc", "transformers.integrations.executorch")
-    peak, steady = 0.4, 0.4  # of GPT-2, whose weights lie the other way around, 0.7
+    peak, steady = 0.4, 0.4
 
     def build(self, model: Any, args: tuple[Any, ...], threads: int, shared: dict[str, Any]) -> Built:
         import forge_ugc

@@ -71,10 +71,9 @@ def compile(
             and exports where it is not (`report["capture"]` says which, "capture_declined" why); "export" always
             exports.
         num_threads: of the host's kernels; default torch.get_num_threads().
-        pack: keep copies of the weights in the order in which the host's products read them, where they lie in another
-            (transformers' Conv1D; nn.Linear's are used as they lie); `report["weights"]["packed_bytes"]` says how much.
-            False keeps none and reorders them in each call, which is slower; the results are the same (of bf16, but for
-            rounding).
+        pack: keep copies of weights in the order in which the host's products read them, where that is faster than
+            using them as they lie (transformers' Conv1D, few rows); `report["weights"]["packed_bytes"]` says how much.
+            False keeps none, which is slower there; the results are the same (of bf16, but for rounding).
         schedule: order the instructions so that the device changes as seldom as it can, in little memory. False keeps
             the program's order, to see what that is worth.
         progress: show the phases on stderr or in the notebook: True at once, None once a second has gone by and where

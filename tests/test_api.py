@@ -320,7 +320,7 @@ def test_without_packing_no_weight_is_copied() -> None:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     with torch.no_grad():
-        model, x = Conv1D(), torch.randn(32, 1024)
+        model, x = Conv1D(), torch.randn(4, 1024)
         size = model.weight.nbytes
         forge_ugc.compile(torch.nn.Linear(8, 8).eval(), torch.randn(2, 8))  # what the first compilation loads
         packed = forge_ugc.compile(model.eval(), x, device="cpu")

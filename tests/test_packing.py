@@ -39,19 +39,36 @@ def test_packed_weights_give_the_same_bits(k: int, n: int, spare: int, dtype: to
     torch.manual_seed(k * n)
     # with the processor's unit for it: packed as bf16, multiplied in pairs
     pairs = dtype is torch.bfloat16 and "avx512bf16" in forge_ugc._core.cpu_features()
-    model, x = RowMajor(k, n, spare, dtype).eval(), torch.randn(13, k).to(dtype)
+    model = RowMajor(k, n, spare, dtype).eval()
     with torch.no_grad():
-        unpacked = forge_ugc.compile(model, x, device="cpu", pack=False)
-        want = unpacked(x)
-        assert unpacked.report["weights"]["packed_bytes"] == 0
-        for threads in (1, 3):
-            packed = forge_ugc.compile(model, x, device="cpu", num_threads=threads)
-            assert packed.report["weights"]["packed_bytes"] >= (2 if pairs else 4) * k * n or n == 1 or k == 1
-            if pairs:
-                assert_same(packed(x), want)
-            else:
-                assert torch.equal(packed(x), want)
-        assert_same(model(x), want)
+        for rows in (1, 5, 13, 150):
+            x = (torch.randn(rows, k) / k**0.5).to(dtype)
+            unpacked = forge_ugc.compile(model, x, device="cpu", pack=False)
+            want = unpacked(x)
+            assert unpacked.report["weights"]["packed_bytes"] == 0
+            packs = (rows <= 6 or pairs) and n > 1 and k > 1  # few rows: reading the weight is all that takes time
+            for threads in (1, 3) if rows < 100 else (3,):
+                packed = forge_ugc.compile(model, x, device="cpu", num_threads=threads)
+                size = packed.report["weights"]["packed_bytes"]
+                assert size >= (2 if pairs else 4) * k * n if packs else size == 0 or n == 1 or k == 1
+                if pairs:
+                    assert_same(packed(x), want)
+                else:
+                    assert torch.equal(packed(x), want)
+            assert_same(model(x), want)
+
+
+def test_weights_whose_rows_and_columns_are_apart_are_packed() -> None:
+    memory = torch.randn(40, 70)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return x @ memory[:, ::2]
+
+    x = torch.randn(13, 40)
+    packed, unpacked = (forge_ugc.compile(product, x, device="cpu", pack=pack) for pack in (True, False))
+    assert packed.report["weights"]["packed_bytes"] >= 4 * 40 * 35
+    assert torch.equal(packed(x), unpacked(x))
+    assert_same(product(x), packed(x))
 
 
 MEMORY = """
@@ -66,7 +83,7 @@ torch.set_grad_enabled(False)
 small = families.build("gpt2", 1, n_embd=64, n_head=4, vocab_size=100)
 forge_ugc.compile(small, families.input_ids(small, seq=8))(families.input_ids(small, seq=8))
 model = families.build("gpt2", 10, n_embd=512, n_head=8, vocab_size=4000)
-ids = families.input_ids(model, seq=32)
+ids = families.input_ids(model, seq=4)
 weights = sum(p.nbytes for p in {p.data_ptr(): p for p in model.parameters()}.values())
 gc.collect()
 peak, before = PeakMemory(), resident_bytes()

@@ -15,7 +15,7 @@ K, N = 96, 160
 
 
 class Mixes(torch.nn.Module):
-    """Weights that lie as transformers' Conv1D has them: products read them packed."""
+    """Weights that lie as transformers' Conv1D has them: products of few rows read them packed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -148,8 +148,8 @@ static void product(const Attention *at, int64_t rows, int64_t k, const float *a
         for (int64_t i = 0, tall; i < rows; i += tall) {
             const float *from = a + i * a_row;
             tall = gemm_tall(rows - i);
-            at->pair((int)tall, k, from, a_row, a_k, from + GEMM_ROWS * a_row, a_k, b + j * GEMM_COLS, b_row, GEMM_COLS,
-                     c + i * c_row + j * GEMM_COLS, c_row, add);
+            at->pair((int)tall, k, from, a_row, a_k, b + j * GEMM_COLS, b_row, GEMM_COLS, c + i * c_row + j * GEMM_COLS,
+                     c_row, add);
         }
     for (; j < panels; j++)
         for (int64_t i = 0; i < rows; i += GEMM_ROWS)

@@ -1,10 +1,10 @@
 /* Matrix products: C[m, n] = epilogue(A[m, k] * B[k, n] + bias), for linear, matmul and conv.
  *
  * f16 and bf16 are widened to f32. Where B's columns are contiguous, as torch keeps weights, and A has not very many
- * rows: gemm_turned.c, without a packed copy of B. Else gemm.c: B lies in panels of 16 columns, [panel][k][16]; those
- * of a constant weight are made once, others on the fly. A is interleaved in tiles of 6 rows, [block of k][tile][k][6].
- * A part of the work is a block of at most 144 rows and 16 panels: it is summed in blocks of k in a buffer of its
- * thread, while what it reads next comes into the L2, then finished row by row while hot.
+ * rows: gemm_turned.c. Else gemm.c: a part of the work is a block of at most 144 rows and 8 panels of 16 columns of B.
+ * It is summed in blocks of k in a buffer of its thread, while what it reads next comes into the L2, then finished row
+ * by row while hot. B is read as it lies where its rows lie in memory: the first tile copies a block of two panels,
+ * [panel][k][16], for the other tiles. What lies otherwise is packed: constant weights once, others on the fly.
  * The order of sums is fixed by the shape alone, so results do not depend on the number of threads. f64 and integers:
  * gemm_plain.c. */
 #ifndef FORGE_CPU_GEMM_H

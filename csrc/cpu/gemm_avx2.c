@@ -7,13 +7,20 @@
 /* Inlined with constant `rows` and strides into each case of the switches below. */
 static inline __attribute__((always_inline)) void tile_body(const int rows, int64_t k, const float *restrict a,
                                                             int64_t a_row, int64_t a_k, const float *restrict b,
-                                                            int64_t b_row, float *restrict c, int64_t c_row, bool add) {
+                                                            int64_t b_row, float *restrict c, int64_t c_row, bool add,
+                                                            float *restrict copy, const int panels) {
     __m256 r[GEMM_ROWS][2];
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++) r[i][0] = r[i][1] = _mm256_setzero_ps();
     for (int64_t p = 0; p < k; p++) {
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
         _mm_prefetch((const char *)(b + 16 * b_row), _MM_HINT_T0);
+#pragma GCC unroll 2
+        for (int j = 0; j < panels; j++) {
+            float *to = copy + (j * k + p) * GEMM_COLS;
+            _mm256_storeu_ps(to, _mm256_loadu_ps(b + j * GEMM_COLS));
+            _mm256_storeu_ps(to + 8, _mm256_loadu_ps(b + j * GEMM_COLS + 8));
+        }
 #pragma GCC unroll 6
         for (int i = 0; i < rows; i++) {
             __m256 x = _mm256_broadcast_ss(a + i * a_row);
@@ -34,24 +41,21 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, int6
 static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
                  float *c, int64_t c_row, bool add) {
     switch (rows) {
-    case 1: tile_body(1, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
-    case 2: tile_body(2, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
-    case 3: tile_body(3, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
-    case 4: tile_body(4, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
-    case 5: tile_body(5, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
-    default: tile_body(6, k, a, a_row, a_k, b, b_row, c, c_row, add); break;
+    case 1: tile_body(1, k, a, a_row, a_k, b, b_row, c, c_row, add, NULL, 0); break;
+    case 2: tile_body(2, k, a, a_row, a_k, b, b_row, c, c_row, add, NULL, 0); break;
+    case 3: tile_body(3, k, a, a_row, a_k, b, b_row, c, c_row, add, NULL, 0); break;
+    case 4: tile_body(4, k, a, a_row, a_k, b, b_row, c, c_row, add, NULL, 0); break;
+    case 5: tile_body(5, k, a, a_row, a_k, b, b_row, c, c_row, add, NULL, 0); break;
+    default: tile_body(6, k, a, a_row, a_k, b, b_row, c, c_row, add, NULL, 0); break;
     }
 }
 
-static void tile_packed(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add) {
-    switch (rows) {
-    case 1: tile_body(1, k, a, 1, 1, b, GEMM_COLS, c, c_row, add); break;
-    case 2: tile_body(2, k, a, 1, 2, b, GEMM_COLS, c, c_row, add); break;
-    case 3: tile_body(3, k, a, 1, 3, b, GEMM_COLS, c, c_row, add); break;
-    case 4: tile_body(4, k, a, 1, 4, b, GEMM_COLS, c, c_row, add); break;
-    case 5: tile_body(5, k, a, 1, 5, b, GEMM_COLS, c, c_row, add); break;
-    default: tile_body(6, k, a, 1, 6, b, GEMM_COLS, c, c_row, add); break;
-    }
+static void tile_copy(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row, float *c, int64_t c_row,
+                      bool add, float *copy, int panels) {
+    if (panels == 2)
+        tile_body(GEMM_ROWS, k, a, a_row, 1, b, b_row, c, c_row, add, copy, 2);
+    else
+        tile_body(GEMM_ROWS, k, a, a_row, 1, b, b_row, c, c_row, add, copy, 1);
 }
 
 static inline __attribute__((always_inline)) void stream_body(const int rows, const int panels, int64_t k,
@@ -214,6 +218,81 @@ static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float
     }
 }
 
+static void strip(int64_t panels, int64_t rows, const float *src, int64_t row, float *dst, int64_t panel) {
+    for (int64_t p = 0; p < rows; p++)
+        for (int64_t j = 0; j < panels; j++) {
+            const float *from = src + p * row + j * GEMM_COLS;
+            float *to = dst + j * panel + p * GEMM_COLS;
+            __m256 low = _mm256_loadu_ps(from), high = _mm256_loadu_ps(from + 8);
+            _mm256_storeu_ps(to, low);
+            _mm256_storeu_ps(to + 8, high);
+        }
+}
+
+/* `steps` rows of b at once: so many registers hold elements of a for each row of c. What the next steps read comes
+ * into the cache meanwhile. */
+static inline __attribute__((always_inline)) void update_body(const int rows, const int steps, const float *a,
+                                                              int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                                                              int64_t n, float *c, int64_t c_row) {
+    enum { AHEAD = 8 };
+    const __m256i tail = v_tail((int)(n % 8));
+    __m256 x[6][8];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (int t = 0; t < steps; t++) x[i][t] = _mm256_broadcast_ss(a + i * a_row + t * a_k);
+    int64_t j = 0;
+    for (; j + 8 <= n; j += 8) {
+        __m256 w[8];
+#pragma GCC unroll 8
+        for (int t = 0; t < steps; t++) {
+            if (j % 16 == 0) _mm_prefetch((const char *)(b + (t + AHEAD) * b_row + j), _MM_HINT_T1);
+            w[t] = _mm256_loadu_ps(b + t * b_row + j);
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) {
+            __m256 sum = _mm256_loadu_ps(c + i * c_row + j);
+#pragma GCC unroll 8
+            for (int t = 0; t < steps; t++) sum = _mm256_fmadd_ps(x[i][t], w[t], sum);
+            _mm256_storeu_ps(c + i * c_row + j, sum);
+        }
+    }
+    if (j == n) return;
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+        __m256 sum = _mm256_maskload_ps(c + i * c_row + j, tail);
+#pragma GCC unroll 8
+        for (int t = 0; t < steps; t++)
+            sum = _mm256_fmadd_ps(x[i][t], _mm256_maskload_ps(b + t * b_row + j, tail), sum);
+        _mm256_maskstore_ps(c + i * c_row + j, tail, sum);
+    }
+}
+
+static void update(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                   int64_t n, float *c, int64_t c_row) {
+    const int together = rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? 3 : 2;
+    for (int64_t p = 0, steps; p < k; p += steps, a += steps * a_k, b += steps * b_row) {
+        steps = k - p >= together ? together : 1;
+#define CASE(r, s)                                                                                                     \
+    case 10 * r + s: update_body(r, s, a, a_row, a_k, b, b_row, n, c, c_row); break
+        switch (10 * rows + (int)steps) {
+            CASE(1, 8);
+            CASE(1, 1);
+            CASE(2, 4);
+            CASE(2, 1);
+            CASE(3, 3);
+            CASE(3, 1);
+            CASE(4, 3);
+            CASE(4, 1);
+            CASE(5, 2);
+            CASE(5, 1);
+            CASE(6, 2);
+        default: update_body(6, 1, a, a_row, a_k, b, b_row, n, c, c_row); break;
+        }
+#undef CASE
+    }
+}
+
 static void widen(float *dst, const uint16_t *src, DType dtype, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -238,7 +317,8 @@ static void scale_row(float *dst, const float *src, float factor, int64_t n) {
 }
 
 const GemmKernels *gemm_kernels_avx2(void) {
-    static const GemmKernels kernels = {tile, tile_packed, stream, interleave, turn, dots, widen, fill_row, scale_row};
+    static const GemmKernels kernels = {tile,  tile_copy, stream, interleave, turn,     dots,
+                                        strip, update,    widen,  fill_row,   scale_row};
     return &kernels;
 }
 #else

@@ -9,10 +9,10 @@ static inline __m512bh load_pairs(const float *at) { return (__m512bh)_mm512_loa
 /* Inlined with constant `rows` and `panels` into each case of the switches below. */
 static inline __attribute__((always_inline)) void body(const int rows, const int panels, int64_t k,
                                                        const float *restrict a, int64_t a_row, int64_t a_k,
-                                                       const float *restrict lower, int64_t lower_k,
                                                        const float *restrict b, int64_t b_row, int64_t b_panel,
                                                        float *restrict c, int64_t c_row, bool add) {
     __m512 r[2 * GEMM_ROWS][2];
+    const float *restrict lower = a + GEMM_ROWS * a_row;
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) r[i][0] = r[i][1] = _mm512_setzero_ps();
     for (int64_t p = 0; p < k; p++) {
@@ -26,7 +26,7 @@ static inline __attribute__((always_inline)) void body(const int rows, const int
             if (panels == 2) r[i][1] = _mm512_dpbf16_ps(r[i][1], x, b1);
         }
         a += a_k;
-        lower += lower_k;
+        lower += a_k;
         b += b_row;
     }
 #pragma GCC unroll 12
@@ -39,7 +39,7 @@ static inline __attribute__((always_inline)) void body(const int rows, const int
 }
 
 #define CASE(n)                                                                                                        \
-    case n: body(n, 1, k, a, a_row, a_k, a, 0, b, b_row, 0, c, c_row, add); break
+    case n: body(n, 1, k, a, a_row, a_k, b, b_row, 0, c, c_row, add); break
 static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
                  float *c, int64_t c_row, bool add) {
     switch (rows) {
@@ -48,15 +48,15 @@ static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k
         CASE(3);
         CASE(4);
         CASE(5);
-    default: body(6, 1, k, a, a_row, a_k, a, 0, b, b_row, 0, c, c_row, add);
+    default: body(6, 1, k, a, a_row, a_k, b, b_row, 0, c, c_row, add);
     }
 }
 #undef CASE
 
 #define CASE(n)                                                                                                        \
-    case n: body(n, 2, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add); break
-static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *lower, int64_t lower_k,
-                 const float *b, int64_t b_row, int64_t b_panel, float *c, int64_t c_row, bool add) {
+    case n: body(n, 2, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break
+static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                 int64_t b_panel, float *c, int64_t c_row, bool add) {
     switch (rows) {
         CASE(1);
         CASE(2);
@@ -69,7 +69,7 @@ static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k
         CASE(9);
         CASE(10);
         CASE(11);
-    default: body(12, 2, k, a, a_row, a_k, lower, lower_k, b, b_row, b_panel, c, c_row, add);
+    default: body(12, 2, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add);
     }
 }
 #undef CASE

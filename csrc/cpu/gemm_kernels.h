@@ -12,8 +12,9 @@ typedef struct GemmKernels {
      * is added to c at the end: callers go in blocks of k to keep chains, and so rounding errors, short. */
     void (*tile)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
                  float *c, int64_t c_row, bool add);
-    /* The same with a_row 1, a_k `rows` (packed) and b_row 16. */
-    void (*tile_packed)(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add);
+    /* The same for 6 rows with a_k 1, while the one or two panels that begin with b go to copy[panels][k][16]. */
+    void (*tile_copy)(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row, float *c, int64_t c_row,
+                      bool add, float *copy, int panels);
     /* `tile` on `panels` panels of b side by side, b_row 16: as many streams of memory as panels. panels: at most
      * gemm_streams(rows). */
     void (*stream)(int rows, int panels, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b,
@@ -26,6 +27,11 @@ typedef struct GemmKernels {
     /* c[i][j] += x[i] . w[j] for i < m <= 6, j < rows; rows of x, w, c are x_row, w_row, c_row apart. */
     void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
                  int64_t c_row);
+    /* Columns 16 j .. 16 j + 15 of the row p at src + p * row go to dst + j * panel + p * 16, for j < panels. */
+    void (*strip)(int64_t panels, int64_t rows, const float *src, int64_t row, float *dst, int64_t panel);
+    /* c[i][j] += a(i, 0) * b(0, j), then step 1 and so on, for i < rows <= 6, j < n; strides as in `tile`. */
+    void (*update)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                   int64_t n, float *c, int64_t c_row);
     void (*widen)(float *dst, const uint16_t *src, DType dtype, int64_t n); /* f16 or bf16 */
     void (*fill)(float *dst, float value, int64_t n);
     void (*scale)(float *dst, const float *src, float factor, int64_t n); /* dst may be src */
@@ -34,16 +40,18 @@ typedef struct GemmKernels {
 /* So many panels have room in registers. */
 static inline int gemm_streams(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 
-/* `tile` on two panels of b, b_panel apart, for 32 columns of c: the same sums, in the same order. Rows past the sixth
- * begin at `lower`, and their step in k is lower_k. rows: at most 12. */
-typedef void GemmPair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *lower,
-                      int64_t lower_k, const float *b, int64_t b_row, int64_t b_panel, float *c, int64_t c_row,
-                      bool add);
-GemmPair *gemm_pair(void);        /* NULL where two panels at once are no faster */
+/* `tile` on two panels of b, b_panel apart, for 32 columns of c: the same sums, in the same order. rows: at most 12. */
+typedef void GemmPair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                      int64_t b_panel, float *c, int64_t c_row, bool add);
+/* GemmKernels.tile_copy for 12 rows and two panels; copy is 64-byte aligned. */
+typedef void GemmPairCopy(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row, float *c,
+                          int64_t c_row, bool add, float *copy);
+GemmPair *gemm_pair(void); /* NULL where two panels at once are no faster */
+GemmPairCopy *gemm_pair_copy(void);
 GemmPair *gemm_pair_avx512(void); /* gemm_avx512.c; NULL where it was not compiled for AVX-512 */
+GemmPairCopy *gemm_pair_copy_avx512(void);
 
-/* Rows of whole panels: columns 16 j .. 16 j + 15 of the row p that is at src + p * row go to dst + j * panel + p * 16,
- * which is 32-byte aligned. */
+/* GemmKernels.strip past the caches, for what is not read soon. dst is 32-byte aligned. */
 typedef void GemmStrip(int64_t panels, int64_t rows, const float *src, int64_t row, float *dst, int64_t panel);
 GemmStrip *gemm_strip(void);      /* NULL: none that is faster than gemm_pack_panel */
 GemmStrip *gemm_strip_avx2(void); /* gemm_pack_avx2.c; NULL where it was not compiled for AVX2 */

@@ -1,6 +1,8 @@
 /* The inner kernels in plain C, and the choice between them and the vectorised ones. */
 #include "cpu/gemm_kernels.h"
 
+#include <string.h>
+
 static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
                  float *c, int64_t c_row, bool add) {
     for (int i = 0; i < rows; i++) {
@@ -11,10 +13,6 @@ static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k
         }
         for (int j = 0; j < GEMM_COLS; j++) c[i * c_row + j] = add ? c[i * c_row + j] + acc[j] : acc[j];
     }
-}
-
-static void tile_packed(int rows, int64_t k, const float *a, const float *b, float *c, int64_t c_row, bool add) {
-    tile(rows, k, a, 1, rows, b, GEMM_COLS, c, c_row, add);
 }
 
 static void stream(int rows, int panels, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b,
@@ -42,6 +40,27 @@ static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float
             for (int64_t p = 0; p < k; p++) s[p % LANES] += x[i * x_row + p] * w[j * w_row + p];
             for (int l = 0; l < LANES; l++) total += s[l];
             c[i * c_row + j] += total;
+        }
+}
+
+static void strip(int64_t panels, int64_t rows, const float *src, int64_t row, float *dst, int64_t panel) {
+    for (int64_t p = 0; p < rows; p++)
+        for (int64_t j = 0; j < panels; j++)
+            memcpy(dst + j * panel + p * GEMM_COLS, src + p * row + j * GEMM_COLS, GEMM_COLS * sizeof *dst);
+}
+
+static void tile_copy(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row, float *c, int64_t c_row,
+                      bool add, float *copy, int panels) {
+    strip(panels, k, b, b_row, copy, k * GEMM_COLS);
+    tile(GEMM_ROWS, k, a, a_row, 1, copy, GEMM_COLS, c, c_row, add);
+}
+
+static void update(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
+                   int64_t n, float *c, int64_t c_row) {
+    for (int64_t p = 0; p < k; p++)
+        for (int i = 0; i < rows; i++) {
+            float x = a[i * a_row + p * a_k];
+            for (int64_t j = 0; j < n; j++) c[i * c_row + j] += x * b[p * b_row + j];
         }
 }
 
@@ -76,10 +95,13 @@ GemmDotsHalf *gemm_dots_half(void) {
 
 GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL; }
 
+GemmPairCopy *gemm_pair_copy(void) { return cpu_has_avx512() ? gemm_pair_copy_avx512() : NULL; }
+
 GemmStrip *gemm_strip(void) { return cpu_has_avx2() ? gemm_strip_avx2() : NULL; }
 
 const GemmKernels *gemm_kernels(void) {
-    static const GemmKernels portable = {tile, tile_packed, stream, interleave, turn, dots, widen, fill_row, scale_row};
+    static const GemmKernels portable = {tile,  tile_copy, stream, interleave, turn,     dots,
+                                         strip, update,    widen,  fill_row,   scale_row};
     const GemmKernels *avx2 = cpu_has_avx2() ? gemm_kernels_avx2() : NULL;
     return avx2 ? avx2 : &portable;
 }

@@ -1,8 +1,8 @@
 /* The product turned around, for B whose columns are contiguous: weights as torch keeps them, [n, k]. C^T = B^T * A^T
- * uses B^T's rows as they lie, so weights need no packed copy; A^T, which is small, is packed into panels of 16 of its
- * rows. The block of C^T is turned back when it is finished. Sums have the same order as in gemm.c, so the bits are
- * equal. Up to 6 rows of A: dot products, which read B once at full speed. gemm_bf16.c comes here with pairs of numbers
- * for elements. */
+ * uses B^T's rows as they lie, so weights need no packed copy; A^T, which is small, is packed by each thread into
+ * panels of 16 of its rows. The block of C^T is turned back when it is finished. Sums have the same order as in gemm.c,
+ * so the bits are equal. Up to 6 rows of A: dot products, which read B once at full speed. gemm_bf16.c comes here with
+ * pairs of numbers for elements. */
 #include "cpu/gemm.h"
 
 #include <string.h>
@@ -14,11 +14,13 @@ enum {
     CHUNK_PANELS = 8,  /* at least so many are packed at once */
     A_FLOATS = 512 << 10,
     LOCAL_FLOATS = 256 << 10,
+    OWN_FLOATS = 16,                /* before what a thread has: the panel that its copy of A begins with */
+    ROW_FLOATS = GEMM_BLOCK_K + 16, /* of B^T in a copy: those of a tile fall into different sets of the cache */
 };
 
 typedef struct Plan {
     int64_t block_rows, chunk_panels, group;
-    int64_t a_floats, b_floats, c_floats; /* b: a block of B^T, widened */
+    int64_t a_floats, b_floats, c_floats, own; /* a thread's: panels of A^T, a block of B^T, the product; all of it */
     bool local, few;
 } Plan;
 
@@ -34,17 +36,17 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
     p.chunk_panels = min_i64(panels, max_i64(CHUNK_PANELS, A_FLOATS / (GEMM_COLS * depth)));
     p.group = min_i64(p.chunk_panels, GROUP_PANELS);
     p.a_floats = round_up(p.few ? m * k : p.chunk_panels * GEMM_COLS * k, 16);
-    p.b_floats = p.block_rows * GEMM_BLOCK_K;
+    p.b_floats = p.block_rows * ROW_FLOATS;
     /* C^T, and a panel of it turned back */
     p.c_floats = (p.block_rows * p.group + round_up(p.block_rows, 8)) * GEMM_COLS;
+    p.own = OWN_FLOATS + p.b_floats + p.c_floats + (p.few ? 0 : p.a_floats);
     return p;
 }
 
 int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads) {
     Plan p = make_plan(batch, m, n, k);
-    return (p.local ? (p.a_floats + p.b_floats + p.c_floats) * threads
-                    : p.a_floats + (p.b_floats + p.c_floats) * threads) *
-           (int64_t)sizeof(float);
+    int64_t shared = p.few ? p.a_floats : 0;
+    return (p.local ? (shared + p.own) * threads : shared + p.own * threads) * (int64_t)sizeof(float);
 }
 
 /* One product of the batch; a chunk of panels of A^T. */
@@ -52,23 +54,29 @@ typedef struct Job {
     const Gemm *g;
     const Plan *p;
     int64_t batch, panel, panels;
-    GemmOperand a;     /* A^T, k x m */
-    const void *b;     /* rows of B^T, g->b.col apart */
-    float *packed, *c; /* packed: [block of k][panel][k][16] */
+    GemmOperand a;  /* A^T, k x m */
+    const void *b;  /* rows of B^T, g->b.col apart */
+    float *x, *own; /* few rows: A; the threads' memory */
     int64_t row_blocks;
 } Job;
 
-static void pack_panel(void *arg, int64_t part, int thread) {
-    (void)thread;
-    const Job *job = arg;
+/* The chunk's panels, [block of k][panel][k][16]. Each thread makes them for itself, with its first part: lines that
+ * another core has read or written are slow to write, and slow to get. */
+static const float *panels_of_a(const Job *job, float *own) {
     const Gemm *g = job->g;
+    int64_t *made = (int64_t *)(void *)own;
+    float *packed = own + OWN_FLOATS + job->p->b_floats + job->p->c_floats;
+    if (*made == job->panel) return packed;
     for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
         GemmOperand a = job->a;
         a.data = gemm_element(&a, k * a.row);
-        gemm_pack_panel(g->finish->kernels, &a, g->m, depth, job->panel + part,
-                        job->packed + (k * job->panels + part * depth) * GEMM_COLS);
+        for (int64_t j = 0; j < job->panels; j++)
+            gemm_pack_panel(g->finish->kernels, &a, g->m, depth, job->panel + j,
+                            packed + (k * job->panels + j * depth) * GEMM_COLS);
     }
+    *made = job->panel;
+    return packed;
 }
 
 static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t panel, const float *c, int64_t width,
@@ -85,6 +93,11 @@ static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t pane
     gemm_finish_block(finish, to, count, row, rows, turned, stride);
 }
 
+/* Rows of f32 that would fall into the same few sets of the cache. */
+static bool collide(const GemmOperand *b) {
+    return b->dtype == DTYPE_F32 && b->col * (int64_t)sizeof(float) % 2048 == 0;
+}
+
 /* Columns [k, k + depth) of rows of B^T as f32: in place, or made in `wide`. */
 static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_t k, int64_t depth, float *wide,
                                int64_t *stride) {
@@ -95,7 +108,14 @@ static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_
         return wide;
     }
     *stride = b->dtype == DTYPE_F32 ? b->col : depth;
-    if (b->dtype == DTYPE_F32) return (const float *)job->b + row * b->col + k;
+    if (b->dtype == DTYPE_F32) {
+        const float *from = (const float *)job->b + row * b->col + k;
+        if (job->p->few || !collide(b)) return from;
+        *stride = ROW_FLOATS;
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(wide + i * ROW_FLOATS, from + i * b->col, (size_t)depth * sizeof *wide);
+        return wide;
+    }
     for (int64_t i = 0; i < rows; i++)
         job->g->finish->kernels->widen(wide + i * depth, (const uint16_t *)job->b + (row + i) * b->col + k, b->dtype,
                                        depth);
@@ -107,15 +127,18 @@ typedef struct Rows {
     int64_t count, depth;
 } Rows;
 
-/* What follows the tile that ends before row i of the block: the next tile, or the first one's next steps, or the first
- * one of the next part. */
-static Rows next_rows(const Job *job, const float *b, int64_t b_row, int64_t row, int64_t rows, int64_t i, int64_t tall,
-                      int64_t k, int64_t depth) {
+/* What comes after tile i .. i + tall - 1 of the block at `b`: the next tile, or the first one's next steps, or the
+ * first one of the next part. Of a block that is copied (`ahead`): this tile's next steps, or its like in the next
+ * part. */
+static Rows next_rows(const Job *job, const float *b, int64_t row, int64_t rows, int64_t i, int64_t tall, int64_t k,
+                      int64_t depth, bool ahead) {
     const Gemm *g = job->g;
-    if (i < rows) return (Rows){b + i * b_row, min_i64(tall, rows - i), depth};
-    if (k + depth < g->k) return (Rows){b + depth, min_i64(tall, rows), min_i64(GEMM_BLOCK_K, g->k - k - depth)};
-    int64_t left = min_i64(tall, g->n - row - rows);
-    return (Rows){b - k + rows * b_row, max_i64(left, 0), min_i64(GEMM_BLOCK_K, g->k)};
+    int64_t step = g->b.col, at = ahead ? i : 0;
+    if (!ahead && i + tall < rows) return (Rows){b + (i + tall) * step, min_i64(tall, rows - i - tall), depth};
+    if (k + depth < g->k)
+        return (Rows){b + at * step + depth, min_i64(tall, rows - at), min_i64(GEMM_BLOCK_K, g->k - k - depth)};
+    int64_t left = min_i64(tall, g->n - row - rows - at);
+    return (Rows){b - k + (rows + at) * step, max_i64(left, 0), min_i64(GEMM_BLOCK_K, g->k)};
 }
 
 /* Part `part` of `parts` of the lines of rows of B^T come into the L2. */
@@ -140,28 +163,31 @@ static void compute(void *arg, int64_t part, int thread) {
     int64_t row = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
     int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
     int64_t width = panels * GEMM_COLS, b_row;
-    float *c = job->c + thread * (p->b_floats + p->c_floats), *wide = c + p->c_floats;
+    float *own = job->own + thread * p->own, *c = own + OWN_FLOATS, *wide = c + p->c_floats;
+    const float *packed = panels_of_a(job, own);
     bool start = g->finish->bias || g->k == 0;
     for (int64_t i = 0; start && i < rows; i++) kernels->fill(c + i * width, gemm_bias(g->finish, row + i), width);
     for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
-        const float *a = job->packed + (k * job->panels + panel * depth) * GEMM_COLS;
-        const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
+        const float *a = packed + (k * job->panels + panel * depth) * GEMM_COLS;
+        const float *b = load_block(job, row, rows, k, depth, wide, &b_row), *lying = NULL;
+        if (g->b.dtype == DTYPE_F32 && !g->load) lying = (const float *)job->b + row * g->b.col + k;
         for (int64_t i = 0, tall; i < rows; i += tall) {
             tall = pair ? gemm_tall(rows - i) : tile_rows(rows - i);
             const float *row_i = b + i * b_row;
-            Rows next = next_rows(job, b, b_row, row, rows, i + tall, tall, k, depth);
+            Rows next = {0};
+            if (lying) next = next_rows(job, lying, row, rows, i, tall, k, depth, b == wide);
             for (int64_t j = 0, step; j < panels; j += step) {
                 const float *from = a + j * depth * GEMM_COLS;
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
-                if (b != wide) prefetch_rows(&next, b_row, j / step, (panels + step - 1) / step);
+                prefetch_rows(&next, g->b.col, j / step, (panels + step - 1) / step);
                 int64_t of = (job->panel + panel + j) * GEMM_COLS;
                 if (k + depth == g->k)
                     gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
                 if (step == 2)
-                    pair((int)tall, depth, row_i, b_row, 1, row_i + GEMM_ROWS * b_row, 1, from, GEMM_COLS,
-                         depth * GEMM_COLS, to, width, start || k > 0);
+                    pair((int)tall, depth, row_i, b_row, 1, from, GEMM_COLS, depth * GEMM_COLS, to, width,
+                         start || k > 0);
                 else
                     for (int64_t t = 0; t < tall; t += GEMM_ROWS) /* a pair's last panel may be alone */
                         (bf16 ? bf16->tile : kernels->tile)((int)min_i64(GEMM_ROWS, tall - t), depth, row_i + t * b_row,
@@ -180,17 +206,17 @@ static void compute_few(void *arg, int64_t part, int thread) {
     const Gemm *g = job->g;
     const Plan *p = job->p;
     int64_t row = part * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
-    float *c = job->c + thread * (p->b_floats + p->c_floats), *wide = c + p->c_floats;
+    float *c = job->own + thread * p->own + OWN_FLOATS, *wide = c + p->c_floats;
     for (int64_t i = 0; i < g->m; i++) gemm_start_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
     bool half = !g->load && g->b.dtype != DTYPE_F32;
     if (half)
-        gemm_dots_half()(g->b.dtype, (int)g->m, job->packed, g->k, rows, (const uint16_t *)job->b + row * g->b.col,
-                         g->b.col, g->k, c, rows);
+        gemm_dots_half()(g->b.dtype, (int)g->m, job->x, g->k, rows, (const uint16_t *)job->b + row * g->b.col, g->b.col,
+                         g->k, c, rows);
     for (int64_t k = half ? g->k : 0, step = g->load ? GEMM_BLOCK_K : g->k; k < g->k; k += step) {
         int64_t depth = min_i64(step, g->k - k), b_row;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row);
-        (g->pairs ? gemm_bf16()->dots : g->finish->kernels->dots)((int)g->m, job->packed + k, g->k, rows, b, b_row,
-                                                                  depth, c, rows);
+        (g->pairs ? gemm_bf16()->dots : g->finish->kernels->dots)((int)g->m, job->x + k, g->k, rows, b, b_row, depth, c,
+                                                                  rows);
     }
     for (int64_t i = 0; i < g->m; i++) gemm_finish_row(g->finish, job->batch * g->m + i, row, rows, c + i * rows);
 }
@@ -208,7 +234,7 @@ static void read_row(const GemmOperand *a, int64_t row, int64_t k, const GemmKer
 }
 
 static Job make_job(const Gemm *g, const Plan *p, int64_t batch, float *scratch) {
-    Job job = {.g = g, .p = p, .batch = batch, .packed = scratch, .c = scratch + p->a_floats};
+    Job job = {.g = g, .p = p, .batch = batch, .x = scratch, .own = scratch + (p->few ? p->a_floats : 0)};
     job.a = (GemmOperand){gemm_element(&g->a, gemm_offset(g, g->a_batch, batch)), g->a.dtype, g->a.col, g->a.row};
     job.b = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
     job.row_blocks = (g->n + p->block_rows - 1) / p->block_rows;
@@ -227,14 +253,14 @@ static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, 
     int64_t panels = gemm_panels(g->m);
     for (job.panel = 0; job.panel < panels; job.panel += p->chunk_panels) {
         job.panels = min_i64(p->chunk_panels, panels - job.panel);
-        pool_run(pool, job.panels, pack_panel, &job);
+        for (int t = 0; t < pool_threads(pool); t++) *(int64_t *)(void *)(job.own + t * p->own) = -1;
         pool_run(pool, (job.panels + p->group - 1) / p->group * job.row_blocks, compute, &job);
     }
 }
 
 void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {
     Plan p = make_plan(g->batch, g->m, g->n, g->k);
-    gemm_run_batch(g, run_one, &p, p.local ? p.a_floats + p.b_floats + p.c_floats : 0, pool, scratch);
+    gemm_run_batch(g, run_one, &p, p.local ? p.own + (p.few ? p.a_floats : 0) : 0, pool, scratch);
 }
 
 /* --- few rows, beside other products ------------------------------------------------------------------------------ */

@@ -99,13 +99,23 @@ static const Constant *find_constant(const Graph *g, ValueId v, int64_t dim, int
     return constant->data ? constant : NULL;
 }
 
-/* Bytes of panels; 0 where the weight is used as it lies. `k_dim`: its dimension of size k. */
-static int64_t prepared_bytes(const Graph *g, ValueId weight, int64_t k_dim, int64_t n, int64_t k) {
-    int64_t stride;
-    if (!gemm_in_f32(graph_value(g, weight)->dtype) || n == 0 || k == 0 || !find_constant(g, weight, k_dim, &stride))
+static int64_t rows_of(const Value *x) {
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < x->rank; d++) rows *= x->shape[d];
+    return rows;
+}
+
+/* Bytes of panels; 0 where the weight is used as it lies. `k_dim`, `n_dim`: its dimensions of sizes k and n. */
+static int64_t prepared_bytes(const Graph *g, const Node *node, int64_t k_dim, int64_t n_dim, int64_t n, int64_t k) {
+    ValueId weight = node->operands[1];
+    int64_t stride, n_stride;
+    if (!gemm_in_f32(graph_value(g, weight)->dtype) || n == 0 || k == 0 || !find_constant(g, weight, k_dim, &stride) ||
+        !find_constant(g, weight, n_dim, &n_stride))
         return 0;
-    bool turned = turns_bf16(graph_value(g, weight)->dtype);
-    return stride == 1 ? 0 : turned ? gemm_bf16_turned_bytes(n, k) : gemm_panels_bytes(n, k);
+    if (stride == 1) return 0;
+    if (turns_bf16(graph_value(g, weight)->dtype)) return gemm_bf16_turned_bytes(n, k);
+    /* rows of n in memory serve as well, but for few rows of x, which wait for memory: panels are read in long runs */
+    return n_stride == 1 && rows_of(graph_value(g, node->operands[0])) > GEMM_ROWS ? 0 : gemm_panels_bytes(n, k);
 }
 
 /* --- beside other products ---------------------------------------------------------------------------------------- */
@@ -134,12 +144,6 @@ Code gemm_split(KernelCall *call, const Gemm *gemm, uint32_t first, const Tensor
     return CODE_OK;
 }
 
-static int64_t rows_of(const Value *x) {
-    int64_t rows = 1;
-    for (int d = 0; d + 1 < x->rank; d++) rows *= x->shape[d];
-    return rows;
-}
-
 /* Weights whose rows are used as they lie. */
 static bool lies_turned(const Graph *g, const Node *node) {
     const Node *source = value_node(g, node->operands[1]);
@@ -149,7 +153,7 @@ static bool lies_turned(const Graph *g, const Node *node) {
 int64_t linear_columns(const Graph *g, const Node *node) {
     const Value *x = graph_value(g, node->operands[0]), *w = graph_value(g, node->operands[1]);
     bool taken = gemm_in_f32(x->dtype) && lies_turned(g, node) && w->shape[1] > 1 &&
-                 prepared_bytes(g, node->operands[1], 1, w->shape[0], w->shape[1]) == 0;
+                 prepared_bytes(g, node, 1, 0, w->shape[0], w->shape[1]) == 0;
     return taken ? gemm_turned_columns(rows_of(x), w->shape[0]) : 0;
 }
 
@@ -206,7 +210,7 @@ static Code prepare(Context *ctx, GemmOperand b, int64_t n, int64_t k, Pool *poo
 
 int64_t linear_prepared_bytes(const Graph *g, const Node *node) {
     const Value *w = graph_value(g, node->operands[1]);
-    return prepared_bytes(g, node->operands[1], 1, w->shape[0], w->shape[1]);
+    return prepared_bytes(g, node, 1, 0, w->shape[0], w->shape[1]);
 }
 
 Code linear_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared) {
@@ -218,7 +222,7 @@ int64_t matmul_prepared_bytes(const Graph *g, const Node *node) {
     const Value *b = graph_value(g, node->operands[1]);
     for (int d = 0; d + 2 < b->rank; d++)
         if (b->shape[d] != 1) return 0;
-    return prepared_bytes(g, node->operands[1], b->rank - 2, b->shape[b->rank - 1], b->shape[b->rank - 2]);
+    return prepared_bytes(g, node, b->rank - 2, b->rank - 1, b->shape[b->rank - 1], b->shape[b->rank - 2]);
 }
 
 Code matmul_prepare(Context *ctx, const Node *node, const Tensor *in, Pool *pool, void *prepared) {

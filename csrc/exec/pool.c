@@ -81,6 +81,8 @@ Code pool_create(Context *ctx, int threads, Pool **out) {
     return CODE_OK;
 }
 
+int pool_threads(const Pool *pool) { return pool ? pool->threads : 1; }
+
 bool pool_enter(Pool *pool) {
     uint64_t idle = (uint64_t)getpid() << 1, seen = atomic_load(&pool->owner);
     if (seen == (idle | 1)) return false;

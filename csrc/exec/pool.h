@@ -10,7 +10,8 @@ typedef struct Pool Pool;
 /* Workers start at the first use; safe after fork(). */
 MUST_USE Code pool_create(Context *ctx, int threads, Pool **out);
 void pool_destroy(Pool *pool);
-bool pool_enter(Pool *pool); /* false: busy with another caller */
+int pool_threads(const Pool *pool); /* NULL: 1 */
+bool pool_enter(Pool *pool);        /* false: busy with another caller */
 void pool_leave(Pool *pool);
 /* Runs body(arg, part, thread) for 0 <= part < parts; returns when all are done. Each thread begins with a range of
  * neighbouring parts, in order, and helps the others when it is through. 0 <= thread < threads. With pool NULL all run
