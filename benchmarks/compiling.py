@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from .artefact import artefact
 from .measure import end_with_parent
 from .models import Subject, build
 
@@ -217,6 +218,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "shapes": shapes,
     "capture": capture,
     "scheduling": scheduling,
+    "artefact": artefact,
 }
 
 

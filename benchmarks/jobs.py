@@ -225,6 +225,12 @@ def shapes_job(s: Settings, model: str) -> Job:
     )
 
 
+def artefact_job(s: Settings, model: str) -> Job:
+    rounds, calls = (1, 2) if s.quick else (7, 9)
+    title = f"{MODELS[model].label}: loading what was saved"
+    return _job("artefact", title, 70.0, subject=s.subject(model), threads=s.threads, rounds=rounds, calls=calls)
+
+
 def priority(job: Job) -> float:
     """With a budget: what is shown first is measured first, whole tables before further rows."""
     given = dict(job.arguments)
@@ -234,7 +240,7 @@ def priority(job: Job) -> float:
     within = place / 10 + (subject.gigabytes / 1000 if subject else 0.0)
     if job.kind != "session":
         late = 8 if job.kind == "shapes" and place else 0
-        order = {"plan": 1, "capture": 2, "growth": 3, "scheduling": 3.5, "variance": 5, "shapes": 6}
+        order = {"plan": 1, "capture": 2, "growth": 3, "scheduling": 3.5, "variance": 5, "shapes": 6, "artefact": 3.7}
         return order[job.kind] + late + within
     if "eager" not in given["systems"]:  # Forge's variants
         return (4.5 if place == 0 else 9) + within

@@ -70,9 +70,10 @@ def beside(result: dict[str, Any] | None, name: str, reference: str = "forge") -
 
 
 def all_makers() -> dict[str, Maker]:
-    from . import table_compile, table_latency, table_passes, table_program
+    from . import table_artefact, table_compile, table_latency, table_passes, table_program
 
     makers = [
+        *table_artefact.MAKERS,
         *table_compile.MAKERS,
         *table_latency.MAKERS,
         *table_passes.MAKERS,

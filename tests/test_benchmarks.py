@@ -130,6 +130,20 @@ def test_help_and_list():
     assert all(name in shown for name in ("gpt2", "onnxruntime", "encoders", "22"))
 
 
+@pytest.mark.slow
+def test_loading_what_was_saved():
+    from benchmarks.artefact import artefact
+    from benchmarks.models import Subject
+    from benchmarks.table_artefact import cells
+
+    found = artefact(Subject("gpt2", layers=1, seq=8), threads=1, rounds=1, calls=1)
+    assert found["max_abs"] < 1e-4 and found["bytes"]["forge"] > 1e8
+    assert found["forge"]["load_s"][0] > 0 and len(found["forge"]["call_s"][0]) == 1
+    assert len(cells(found, "forge")) == 6
+    if "openvino" in found:
+        assert sum(found["forge"]["load_s"]) < sum(found["openvino"]["load_s"])
+
+
 def test_dry_run_orders_by_need():
     given = parse(["--models", "gpt2,llama1b,qwen2", "--budget", "20"])
     found = jobs_of(list(tables.all_makers().values()), settings_of(given))
