@@ -51,6 +51,8 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
     keys: dict[tuple[Any, ...], str] = {}
     outputs: Any = None
     fallbacks: dict[str, str] = {}
+    plan = model._kept() if not model._watcher.changed() else None
+    share = plan.program if plan is not None else None  # weights are quantised once for all shapes
     for number, key in enumerate(shapes):
         symbols = symbolic.solve(_stand_ins(model, key)) if key is not None else Symbols()
         lowered = lower(captured, symbols, aliases=False)
@@ -64,7 +66,9 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
             pack=False,
             threads=model._options.threads,
             host_precision=npu.host_precision(model._options.choice),
+            share=share,
         )
+        share = share or program
         try:
             text, constants = program.portable()
         except ValueError as error:

@@ -130,6 +130,23 @@ def test_help_and_list():
     assert all(name in shown for name in ("gpt2", "onnxruntime", "encoders", "22"))
 
 
+def test_loading_in_one_process(tmp_path):
+    import numpy as np
+    import torch
+
+    import forge_ugc
+    from benchmarks.artefact import load
+    from benchmarks.table_artefact import cells
+
+    forge_ugc.compile(torch.nn.Linear(4, 3).eval(), torch.ones(2, 4)).save(tmp_path / "forge")
+    np.save(tmp_path / "input0.npy", np.ones((2, 4), np.float32))
+    found = load("forge", tmp_path, threads=1, calls=2)
+    assert found["load_s"] > 0 and found["first_s"] > 0 and len(found["call_s"]) == 2
+    assert np.load(tmp_path / "forge.npy").shape == (2, 3)
+    rounds = {key: [value] for key, value in found.items()}
+    assert cells({"forge": rounds, "bytes": {"forge": 2_000_000}}, "forge")[0] == "2"
+
+
 @pytest.mark.slow
 def test_loading_what_was_saved():
     from benchmarks.artefact import artefact

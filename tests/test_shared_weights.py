@@ -88,6 +88,33 @@ def test_refresh() -> None:
     assert made(compiled)[0] > 0 and made(compiled)[1:] == [0]
 
 
+@pytest.mark.parametrize("precision", ["w8", "w4", "bf16"])
+@torch.no_grad()
+def test_artefacts_of_other_precisions(precision: str, tmp_path: Path) -> None:
+    """One copy of the weights in the file, however many shapes there are; the same results."""
+    try:
+        compiled = batches(Mixes().eval(), precision=precision)
+    except (ValueError, RuntimeError) as error:
+        pytest.skip(str(error))
+    inputs = [torch.randn(rows, K) for rows in (3, 1, 40)]
+    compiled.save(tmp_path / "one.forge")
+    expected = [compiled(x) for x in inputs]
+    compiled.save(tmp_path / "m.forge")
+    one, all_shapes = ((tmp_path / name).stat().st_size for name in ("one.forge", "m.forge"))
+    assert all_shapes < one + 30_000  # graphs, no weights
+    loaded = forge_ugc.load(tmp_path / "m.forge", device="cpu")
+    assert len(loaded._programs) == 3
+    for x, y in zip(inputs, expected, strict=True):
+        assert torch.equal(loaded(x), y)
+    compiled._model.first.mul_(2.0)  # saved as they are now, without a call in between
+    compiled.save(tmp_path / "m.forge")
+    loaded = forge_ugc.load(tmp_path / "m.forge", device="cpu")
+    results = [loaded(x) for x in inputs]
+    for x, y in zip(inputs, results, strict=True):
+        assert torch.equal(compiled(x), y)
+    assert not torch.equal(results[0], expected[0])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "w8"])
 @torch.no_grad()
 def test_artefacts(precision: str, tmp_path: Path) -> None:
