@@ -24,6 +24,7 @@ Code executor_create(Context *ctx, const Npuir *ir, const ExecutorOptions *optio
         e->options.emulation = &e->emulation;
     }
     atomic_init(&e->lock, 0);
+    atomic_init(&e->pages.stop, false);
     if (options->packs)
         packs_ref(options->packs);
     else
@@ -32,6 +33,7 @@ Code executor_create(Context *ctx, const Npuir *ir, const ExecutorOptions *optio
     if (code == CODE_OK) code = executor_build(ctx, e);
     if (code == CODE_OK && options->emulation) code = emulate_build(ctx, e);
     if (code == CODE_OK && options->pack) code = executor_pack(ctx, e);
+    if (code == CODE_OK && options->pack) code = pages_start(ctx, e);
     if (code == CODE_OK)
         *out = e;
     else
@@ -41,6 +43,7 @@ Code executor_create(Context *ctx, const Npuir *ir, const ExecutorOptions *optio
 
 void executor_destroy(Executor *e) {
     if (!e) return;
+    pages_stop(e);
     while (e->free) {
         Frame *next = e->free->next;
         frame_destroy(e, e->free);

@@ -1,9 +1,12 @@
 /* Inside of the executor: what exec.c (runs), build.c (makes the tasks), pack.c (weights), emulate.c (an NPU's numbers
- * on the host) and frame.c (memory of one call) share. */
+ * on the host), frame.c (memory of one call) and pages.c (weights' pages) share. */
 #ifndef FORGE_EXEC_FRAME_H
 #define FORGE_EXEC_FRAME_H
 
+#include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
+#include <sys/types.h>
 
 #include "exec/exec.h"
 
@@ -43,6 +46,18 @@ typedef struct Frame {
     void *backend; /* the backend's frame */
 } Frame;
 
+/* Weights whose pages a thread moves together: pages.c. */
+typedef struct PageSpan {
+    uintptr_t begin, end;
+} PageSpan;
+typedef struct Pages {
+    PageSpan *spans;
+    uint32_t n_spans;
+    pthread_t thread;
+    pid_t process; /* whose thread it is; 0: none */
+    atomic_bool stop;
+} Pages;
+
 struct Executor {
     Arena memory;
     const Npuir *ir;
@@ -59,6 +74,7 @@ struct Executor {
     uint32_t n_borders;
     uint32_t *drops;
     uint32_t *object_input; /* object -> graph input that brings it, UINT32_MAX: a host call makes it */
+    Pages pages;
     Pack **packs;           /* referenced */
     uint32_t n_packs;
     int64_t packed_bytes; /* of those that were made for it */
@@ -88,6 +104,10 @@ MUST_USE Code emulate_build(Context *ctx, Executor *e);
 MUST_USE Code emulate_run(const Task *task, KernelCall *call, char *shadow);
 /* Fills in `prepared` of the tasks whose kernels want their weights in another layout. */
 MUST_USE Code executor_pack(Context *ctx, Executor *e);
+
+/* Begins to put huge pages under weights that are read where they lie; `e` must not move until pages_stop. */
+MUST_USE Code pages_start(Context *ctx, Executor *e);
+void pages_stop(Executor *e);
 
 MUST_USE Code frame_take(Context *ctx, Executor *e, Frame **out);
 void frame_give(Executor *e, Frame *frame);

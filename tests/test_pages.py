@@ -1,0 +1,86 @@
+"""Huge pages under weights that are read once a token."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import forge_ugc
+
+HUGE, COLLAPSE = 2 << 20, 25
+
+
+def available():
+    """Whether this kernel moves pages on request."""
+    memory = mmap.mmap(-1, 3 * HUGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    ctypes.memset(address, 1, 3 * HUGE)
+    libc = ctypes.CDLL(None)
+    return libc.madvise(ctypes.c_void_p(-(-address // HUGE) * HUGE), ctypes.c_size_t(HUGE), COLLAPSE) == 0
+
+
+def huge_bytes(tensor):
+    """Of the areas of memory that the tensor lies in."""
+    begin, end, found, inside = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if area := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(area[1], 16) < end and int(area[2], 16) > begin
+        elif inside and line.startswith("AnonHugePages:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def reader(rows=1, megabytes=40):
+    layer = torch.nn.Linear(1024, megabytes << 8, bias=False).eval()
+    return layer, torch.randn(rows, 1024)
+
+
+@pytest.mark.skipif(not available(), reason="no huge pages on request here")
+def test_weights_come_to_lie_in_huge_pages():
+    layer, x = reader()
+    before = huge_bytes(layer.weight)
+    compiled = forge_ugc.compile(layer, (x,), device="cpu")
+    end = time.monotonic() + 30
+    while huge_bytes(layer.weight) < before + (32 << 20) and time.monotonic() < end:
+        torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)  # while they are moved
+    assert huge_bytes(layer.weight) >= before + (32 << 20)
+    torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "pack"), [(1, False), (64, True)])
+def test_others_stay_as_they_are(rows, pack):
+    layer, x = reader(rows)
+    before = huge_bytes(layer.weight)
+    compiled = forge_ugc.compile(layer, (x,), device="cpu", pack=pack)
+    compiled(x)
+    time.sleep(0.2)
+    assert huge_bytes(layer.weight) == before
+
+
+def test_programs_and_weights_go_while_pages_are_moved():
+    for _ in range(4):
+        layer, x = reader(megabytes=24)
+        compiled = forge_ugc.compile(layer, (x,), device="cpu")
+        del layer  # the program still owns the weight
+        compiled(x)
+        del compiled
+
+
+def test_a_child_of_fork_drops_its_program():
+    layer, x = reader(megabytes=24)
+    compiled = forge_ugc.compile(layer, (x,), device="cpu")
+    child = os.fork()
+    if child == 0:
+        try:
+            del compiled
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
