@@ -17,7 +17,7 @@ import torch
 from . import npu
 from .adapters import Adapters
 from .capture import Captured, Kind, TensorMeta
-from .containers import SameContainer
+from .containers import SameContainer, check_cache
 from .errors import CompileError, NpuWarning
 from .lowering import Lowered, lower
 from .lowering.outputs import Alias, Fresh, Known
@@ -195,19 +195,17 @@ class CompiledModel:
             current = self._adapters.current(args, kwargs)
             if current is not self:
                 return current(*args, **kwargs)
-        values, leaves, repeat = self._admit(args, kwargs)
+        found, leaves, repeat = self._admit(args, kwargs)
         plan = self._plan(leaves)
         if repeat is not None and repeat[0].plan is plan:
             known, tensors, at = repeat
             results: list[Any] = known.run(tensors, at)
-            return self._pack(known.user(results)) if known.user else self._finish(plan, leaves, results, [])
-        containers = self._captured.containers
-        found = containers.collect(self._signature, values) if containers is not None else []
+            return self._pack(known.user(results)) if known.user else self._finish(plan, leaves, results, found)
 
         inputs, keep = plan.gather(leaves)
         results, own = self._results(plan, leaves, inputs)
         written = [results[i] for i in own]
-        if not (plan.any_opaque or containers is not None or self._symbolic.dynamic or self._written_slots):
+        if not (plan.any_opaque or self._symbolic.dynamic or self._written_slots):
             self._repeat = repeat_of(plan, [leaf for leaf, _, _ in self._tensors], leaves, inputs, own) or self._repeat
         try:
             objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results], plan.host)
@@ -226,8 +224,8 @@ class CompiledModel:
     def _admit(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[Any], tuple[Repeat, tuple[torch.Tensor, ...], list[int]] | None]:
-        """A call's arguments and their leaves, after everything that must hold before the program may see them; and the
-        call that it repeats, its tensors and their addresses."""
+        """A call's containers (in the numbering of `Watch`) and its leaves, after everything that must hold before the
+        program may see them; and the call that it repeats, its tensors and their addresses."""
         if not self._options.executable:
             raise RuntimeError(self._options.why_not)
         if torch.is_autocast_enabled("cpu"):
@@ -236,7 +234,14 @@ class CompiledModel:
                 "Put the autocast region into forward(), or convert the model (model.bfloat16()) and compile that."
             )
         values = self._signature.values(args, kwargs)
-        leaves = self._signature.flatten(values)
+        found: list[Any] = []
+        containers = self._captured.containers
+        if containers is not None:
+            leaves = self._signature.flatten(values, found)
+            for container in found:
+                check_cache(container)
+        else:
+            leaves = self._signature.flatten(values)
         known, tensors = self._repeat, self._pick(leaves)
         repeat = None
         if known is not None and known.fits(tensors):
@@ -261,7 +266,7 @@ class CompiledModel:
             self._check_apart(leaves, [], Overlap)
             if repeat is not None:
                 repeat[0].apart = repeat[2]
-        return values, leaves, repeat
+        return found, leaves, repeat
 
     def _check_tensors(self, leaves: list[Any]) -> None:
         for leaf, dtype, shape in self._tensors:

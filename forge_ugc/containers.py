@@ -43,15 +43,6 @@ class Containers:
 
     changes: list[Change]
 
-    def collect(self, signature: Signature, values: list[Any]) -> list[Any]:
-        """The caller's container objects, in the numbering of `Watch`."""
-        found: list[Any] = []
-        for value, spec, label in zip(values, signature.specs, signature.labels, strict=True):
-            flatten_like(spec, value, label, [], found)
-        for container in found:
-            check_cache(container)
-        return found
-
     def adopt(self, found: list[Any], results: list[list[Any]]) -> None:
         """Stores the new contents into the caller's objects; `results`: leaves of each change."""
         for change, leaves in zip(self.changes, results, strict=True):

@@ -94,8 +94,11 @@ class Signature:
             form = self._forms.setdefault((len(args), tuple(kwargs)), self._make_form(len(args), tuple(kwargs)))
         return form(args, kwargs)
 
-    def flatten(self, values: list[Any]) -> list[Any]:
-        """Leaves of `values`. TypeError naming the place where the structure differs from the example's."""
+    def flatten(self, values: list[Any], found: list[Any] | None = None) -> list[Any]:
+        """Leaves of `values`. TypeError naming the place where the structure differs from the example's.
+
+        `found` collects the container objects in pre-order.
+        """
         if self.flat:
             return values
         leaves: list[Any] = []
@@ -103,7 +106,7 @@ class Signature:
             if leaf:
                 leaves.append(value)
             else:
-                flatten_like(spec, value, label, leaves)
+                flatten_like(spec, value, label, leaves, found)
         return leaves
 
     def _names(self, count: int) -> list[str]:
@@ -185,6 +188,16 @@ def flatten_like(
         for key, child in zip(keys, below, strict=True):
             flatten_like(child, value[key], f"{path}[{key!r}]", leaves, found)
         return
+    node = pytree.SUPPORTED_NODES.get(kind) if type(value) is kind else None
+    if node is not None:  # the same in one step
+        parts, context = node.flatten_fn(value)
+        if len(parts) == len(below) and (kind in (list, tuple) or context == spec.context):
+            for i, (part, child) in enumerate(zip(parts, below, strict=True)):
+                if child.is_leaf():
+                    leaves.append(part)
+                else:
+                    flatten_like(child, part, f"{path}[{i}]", leaves, found)
+            return
     given = pytree.tree_structure(value, is_leaf=lambda v: v is not value)
     if given.type is not kind or (kind not in (list, tuple) and given.context != spec.context):
         raise TypeError(f"input {path}: expected {_structure(spec)}, given {_brief(value)}")

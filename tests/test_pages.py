@@ -19,7 +19,7 @@ HUGE, COLLAPSE = 2 << 20, 25
 
 def available():
     """Whether this kernel moves pages on request."""
-    memory = mmap.mmap(-1, 3 * HUGE)
+    memory = mmap.mmap(-1, 3 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     ctypes.memset(address, 1, 3 * HUGE)
     libc = ctypes.CDLL(None)
