@@ -9,9 +9,10 @@ Batch 1, random weights, greedy, after a prompt of 32 tokens, with all logits of
 transformers' model over a StaticCache in a plain loop, Forge a step that forge_ugc.compile has compiled; OpenVINO runs
 the stateful model that transformers' exporter makes (w8: int8 weights with a scale a channel, by nncf), as it comes,
 which rounds the activations of quantised weights to int8, and as openvino-f32, which like Forge does not; llama.cpp
-runs a GGUF of the same shape (fp32: F32, w8: Q8_0, groups of 32). Systems have processes of their own and make their steps in turn, while the others wait. The probe reads
-memory between them with as many threads: a share is bytes of the weights that a token reads, by the time of a step, by
-the probe's rate. A system that fails, or for which there is not enough memory, has the reason in its row.
+runs a GGUF of the same shape (fp32: F32, w8: Q8_0, groups of 32). Systems have processes of their own and make their
+steps in turn, while the others wait. The probe reads memory between them with as many threads: a share is bytes of the
+weights that a token reads, by the time of a step, by the probe's rate. A system that fails, or for which there is not
+enough memory, has the reason in its row.
 
 To build llama.cpp for this machine: CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" pip install llama-cpp-python gguf
 """

@@ -75,7 +75,7 @@ struct Executor {
     uint32_t *drops;
     uint32_t *object_input; /* object -> graph input that brings it, UINT32_MAX: a host call makes it */
     Pages pages;
-    Pack **packs;           /* referenced */
+    Pack **packs; /* referenced */
     uint32_t n_packs;
     int64_t packed_bytes; /* of those that were made for it */
     int64_t shadow_bytes;
