@@ -1,7 +1,7 @@
 """Decode: tokens a second beside eager, OpenVINO and llama.cpp, and their share of the memory's bandwidth.
 
 examples:
-  python -m benchmarks.decode --llama PYTHON --budget 10      all models; PYTHON has llama-cpp-python, gguf and numpy
+  python -m benchmarks.decode --llama PYTHON --budget 10      all models; PYTHON has llama-cpp-python
   python -m benchmarks.decode --models gpt2 --precisions fp32 --systems eager,forge
   python -m benchmarks.decode --quick --systems eager,forge   two layers and few steps: does it work?
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib.util
 import json
 import math
 import os
@@ -241,7 +242,8 @@ def prepare(args: argparse.Namespace, rows: list[Row], settings: dict[str, Any],
     """Makes the files that systems run, each in a process that ends with its memory."""
     for row in rows:
         if row.system in ("openvino", "openvino-f32", "llama.cpp"):
-            process = Process(args.llama if row.system == "llama.cpp" else sys.executable, settings)
+            elsewhere = row.system == "llama.cpp" and importlib.util.find_spec("gguf") is None
+            process = Process(args.llama if elsewhere else sys.executable, settings)
             seconds = min(PATIENCE, deadline - time.monotonic())
             command = dict(do="prepare", system=row.system, precision=row.precision)
             row.error = process.ask(max(seconds, 60), **command).get("error", "")
