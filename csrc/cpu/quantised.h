@@ -54,7 +54,8 @@ const QuantisedMaking *quantised_making(void);
 const QuantisedMaking *quantised_making_avx2(void);
 
 /* Quantises weight [n, k] (f32, f16 or bf16, any strides) into q and scales (of 16 bits: none), as quantised_linear has
- * them. group 0: a scale a row. `scratch`: quantise_scratch bytes. False where it has values that are not finite. quantise.c. */
+ * them. group 0: a scale a row. `scratch`: quantise_scratch bytes. False where it has values that are not finite.
+ * quantise.c. */
 bool quantise_weight(const Tensor *weight, int bits, int64_t group, void *q, float *scales, Pool *pool, void *scratch);
 int64_t quantise_scratch(int64_t k, int threads);
 
