@@ -62,12 +62,21 @@ void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, voi
 void gemm_finish_block(GemmFinish *f, int64_t row, int64_t rows, int64_t col, int64_t count, float *product,
                        int64_t stride);
 
-/* Asks for the lines of the result that these columns of rows will be written to. */
+/* Asks for the lines of the result that these columns of rows will be written to, and of what the program reads with
+ * them: another core has mostly had them last. */
 static inline void gemm_touch(const GemmFinish *f, int64_t row, int64_t rows, int64_t col, int64_t count) {
-    int64_t bytes = min_i64(count, f->n - col) * (int64_t)f->out_size;
+    int64_t there = min_i64(count, f->n - col), bytes = there * (int64_t)f->out_size;
     for (int64_t i = row; i < row + rows; i++)
         for (int64_t at = 0; at < bytes; at += 64)
             __builtin_prefetch(f->out + (i * f->n + col) * (int64_t)f->out_size + at, 1);
+    for (uint32_t k = 1; k < f->program.n_inputs; k++) {
+        const GemmRows *in = &f->inputs[k];
+        if (in->rank != 1 || in->col != 1 || in->strides[0] == 0) continue;
+        int64_t size = (int64_t)dtype_size(in->dtype);
+        for (int64_t i = row; i < row + rows; i++)
+            for (int64_t at = 0; at < there * size; at += 64)
+                __builtin_prefetch(in->data + (i * in->strides[0] + col) * size + at, 0);
+    }
 }
 
 /* --- f32: gemm.c -------------------------------------------------------------------------------------------------- */
