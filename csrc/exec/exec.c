@@ -67,6 +67,12 @@ typedef struct Call {
     const HostCalls *host;
 } Call;
 
+static bool among(void *const *list, uint32_t n, const void *memory) {
+    for (uint32_t i = 0; i < n; i++)
+        if (list[i] == memory) return true;
+    return false;
+}
+
 static Code bind_borders(const Call *call, void *const *inputs, void *const *outputs) {
     const Executor *e = call->e;
     for (uint32_t i = 0; i < e->n_borders; i++) {
@@ -76,6 +82,8 @@ static Code bind_borders(const Call *call, void *const *inputs, void *const *out
         void *memory = output ? outputs[index] : inputs[index];
         if (!memory && (object || buffer->bytes > 0))
             return fail(call->ctx, CODE_INVALID, "%s %u has no memory", output ? "output" : "input", index);
+        if (output && buffer->bytes >= HUGE_LEAST_BYTES && !among(inputs, e->ir->n_inputs, memory))
+            memory_huge(memory, (size_t)buffer->bytes); /* a new tensor: stores bring its pages in */
         bind_buffer(e, call->frame->args, e->borders[i], address_or_nothing(memory, e->args));
     }
     return CODE_OK;

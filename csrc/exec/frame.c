@@ -7,15 +7,19 @@
 
 #include "exec/lock.h"
 
-enum { HUGE_PAGE = 2 << 20 };
+void memory_huge(void *memory, size_t bytes) {
+    uintptr_t begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE * HUGE_PAGE;
+    if (bytes >= HUGE_LEAST_BYTES && begin < end) (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+}
 
 Code memory_aligned(Context *ctx, size_t bytes, char **out) {
     void *memory = NULL;
-    bool huge = bytes >= 2 * HUGE_PAGE;
+    bool huge = bytes >= HUGE_LEAST_BYTES;
     *out = NULL;
     if (allocation_fails(ctx) || posix_memalign(&memory, huge ? HUGE_PAGE : 64, bytes ? bytes : 64) != 0)
         return fail(ctx, CODE_NO_MEMORY, "out of memory: %zu bytes for the executor", bytes);
-    if (huge) (void)madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: without it all works, slower */
+    memory_huge(memory, bytes);
     *out = memory;
     return CODE_OK;
 }

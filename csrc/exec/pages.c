@@ -14,7 +14,6 @@
 #define MADV_COLLAPSE 25
 #endif
 
-#define HUGE_PAGE ((uintptr_t)2 << 20)
 enum { LEAST_BYTES = 16 << 20, HUGE_PAGES_AT_ONCE = 4 };
 
 static void *move_pages(void *arg) {
