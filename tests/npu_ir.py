@@ -176,7 +176,7 @@ class Emitted:
         inputs = [(t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in given]  # numpy has no bf16
         ports = self.model.run(inputs, precision)  # of rank 5 at most
         made = [torch.from_numpy(a).reshape(shape) for a, (shape, _) in zip(ports, self.plan.out_types, strict=True)]
-        return [self._output(user, made, leaves) for user in self.plan.user]
+        return [self._output(user, made, leaves) for user in self.plan.lowered.plan.user]
 
     def _output(self, user: Any, made: list[torch.Tensor], leaves: list[Any]) -> torch.Tensor:
         if isinstance(user, Fresh):
