@@ -30,7 +30,7 @@ class Repeat:
         self.plan = plan
         self.apart: list[int] = []  # addresses of tensors of which those that are written lie apart from all others
         outputs = plan.lowered.plan
-        settled = plan.fresh and all(index in own for _, index in outputs.writes)
+        settled = plan.fresh and not outputs.containers and all(index in own for _, index in outputs.writes)
         self.user = picker([item.index for item in outputs.user]) if settled else None  # None: more is to be done
         self._inference = torch.is_inference_mode_enabled()
         sizes: list[Any] = [list(t.shape) for t in tensors]
