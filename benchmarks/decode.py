@@ -50,9 +50,9 @@ FOLDER = ROOT / "build" / "benchmarks" / "decode"
 PATIENCE = 900  # seconds for an answer
 SYSTEMS = ("forge", "eager", "openvino", "openvino-f32", "llama.cpp")
 LABELS = {"gpt2": "GPT-2", "qwen2": "Qwen2-0.5B", "llama1b": "Llama-3.2-1B"}
-# of weights; activations. Bytes of a weight, its scales included
 # GB of memory that a system takes for each GB of its weights, while it gets ready
 APPETITE = {"forge": 1.2, "eager": 1.2, "openvino": 2.4, "openvino-f32": 2.4, "llama.cpp": 1.1}
+# of weights; activations. Bytes of a weight, its scales included
 FORMATS = {
     ("forge", "fp32"): ("f32", 4.0),
     ("eager", "fp32"): ("f32", 4.0),
