@@ -22,6 +22,7 @@ from .errors import CompileError, NpuWarning
 from .lowering import Lowered, lower
 from .lowering.outputs import Alias, Fresh, Known
 from .overlap import Overlap, written_overlap
+from .pause import collector_paused
 from .profile import Profile
 from .repeat import Repeat, picker, repeat_of
 from .report import Report
@@ -151,15 +152,16 @@ class CompiledModel:
         self._lock = threading.RLock()
         self._warned_grad = False
         self._adapters: Adapters | None = None
-        self._read_inputs(captured)
-        written = {w.writes for w in captured.writes}
-        slots = {s.place: s for i, s in captured.slots.items() if i not in written}
-        self._watcher = Watcher(list(slots.values()))
-        self._structure = Structure(model)
-        nodes = [captured.nodes[i] for i in written if i is not None]
-        self._written_leaves = [node.target for node in nodes if node.kind is Kind.INPUT]
-        self._written_slots = [captured.slots[i] for i in written if i in captured.slots]
-        self._check_apart(example, list(captured.slots.values()), CompileError)
+        with collector_paused():  # some objects for each weight
+            self._read_inputs(captured)
+            written = {w.writes for w in captured.writes}
+            slots = {s.place: s for i, s in captured.slots.items() if i not in written}
+            self._watcher = Watcher(list(slots.values()))
+            self._structure = Structure(model)
+            nodes = [captured.nodes[i] for i in written if i is not None]
+            self._written_leaves = [node.target for node in nodes if node.kind is Kind.INPUT]
+            self._written_slots = [captured.slots[i] for i in written if i in captured.slots]
+            self._check_apart(example, list(captured.slots.values()), CompileError)
         self._example_shapes = self._key(example)
         self._example_symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
