@@ -1,5 +1,5 @@
 /* Few rows of activations against quantised weights with AVX-512: 16 columns at a time, as f32 in a register. */
-#include "cpu/quantised.h"
+#include "cpu/quantised_dots.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include <immintrin.h>
@@ -236,28 +236,7 @@ static inline __attribute__((always_inline)) void dots_body(const int bits, cons
         }
 }
 
-#define DOTS(name, bits)                                                                                               \
-    static void name(const Quantised *w, int64_t first, int64_t run, int64_t stride, const QuantisedInput *x,          \
-                     float *c, int64_t c_row) {                                                                        \
-        switch (x->rows) {                                                                                             \
-        case 1: dots_body(bits, 1, 4, w, first, run, stride, x, c, c_row); break;                                      \
-        case 2: dots_body(bits, 2, 4, w, first, run, stride, x, c, c_row); break;                                      \
-        case 3: dots_body(bits, 3, 2, w, first, run, stride, x, c, c_row); break;                                      \
-        case 4: dots_body(bits, 4, 2, w, first, run, stride, x, c, c_row); break;                                      \
-        case 5: dots_body(bits, 5, 2, w, first, run, stride, x, c, c_row); break;                                      \
-        default: dots_body(bits, 6, 2, w, first, run, stride, x, c, c_row); break;                                     \
-        }                                                                                                              \
-    }
-DOTS(dots_8bit, 8)
-DOTS(dots_4bit, 4)
-
-static void dots(const Quantised *w, int64_t first, int64_t run, int64_t stride, const QuantisedInput *x, float *c,
-                 int64_t c_row) {
-    if (w->bits == 8)
-        dots_8bit(w, first, run, stride, x, c, c_row);
-    else
-        dots_4bit(w, first, run, stride, x, c, c_row);
-}
+QUANTISED_DOTS
 
 /* --- to f32 ------------------------------------------------------------------------------------------------------- */
 static void widen_8bit(const uint8_t *q, int64_t n, __m512 zero, __m512 scale, float *to) {

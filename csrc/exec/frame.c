@@ -7,10 +7,15 @@
 
 #include "exec/lock.h"
 
+PageSpan huge_pages_within(const void *memory, size_t bytes) {
+    uintptr_t begin = (uintptr_t)memory;
+    return (PageSpan){(begin + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, (begin + bytes) / HUGE_PAGE * HUGE_PAGE};
+}
+
 void memory_huge(void *memory, size_t bytes) {
-    uintptr_t begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (bytes >= HUGE_LEAST_BYTES && begin < end) (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+    PageSpan span = huge_pages_within(memory, bytes);
+    if (bytes >= HUGE_LEAST_BYTES && span.begin < span.end)
+        (void)madvise((void *)span.begin, span.end - span.begin, MADV_HUGEPAGE);
 }
 
 Code memory_aligned(Context *ctx, size_t bytes, char **out) {

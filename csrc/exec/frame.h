@@ -97,6 +97,7 @@ enum { HUGE_PAGE = 2 << 20, HUGE_LEAST_BYTES = 2 * HUGE_PAGE };
 /* Asks for huge pages where whole ones fit, in memory of at least HUGE_LEAST_BYTES that nobody has touched yet. A hint:
  * without it all works, slower. */
 void memory_huge(void *memory, size_t bytes);
+PageSpan huge_pages_within(const void *memory, size_t bytes); /* whole ones; none: begin >= end */
 
 /* Points every argument that is a view of buffer `b` at it. */
 void bind_buffer(const Executor *e, Tensor *args, BufferId b, void *base);

@@ -36,9 +36,7 @@ static PageSpan span_of(const Executor *e, const Task *task) {
         e->ir->buffers[e->ir->regs[task->in[1]].buffer].space != SPACE_CONSTANT || weight->rank == 0 ||
         task->kernel->columns(e->ir->graph, task->node) == 0)
         return (PageSpan){0, 0};
-    uintptr_t begin = (uintptr_t)weight->data, bytes = (uintptr_t)(weight->shape[0] * weight->strides[0]);
-    uintptr_t end = begin + bytes * dtype_size(weight->dtype);
-    return (PageSpan){(begin + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, end / HUGE_PAGE * HUGE_PAGE};
+    return huge_pages_within(weight->data, (size_t)(weight->shape[0] * weight->strides[0]) * dtype_size(weight->dtype));
 }
 
 Code pages_start(Context *ctx, Executor *e) {
