@@ -6,7 +6,7 @@
 #include "cpu/quantised.h"
 
 /* clang-format off */
-#define QUANTISED_DOTS_OF(name, bits)                                                                                               \
+#define QUANTISED_DOTS_OF(name, bits)                                                                                  \
     static void name(const Quantised *w, int64_t first, int64_t run, int64_t stride, const QuantisedInput *x,          \
                      float *c, int64_t c_row) {                                                                        \
         switch (x->rows) {                                                                                             \
