@@ -37,7 +37,9 @@ Code forge_text(Context *ctx, const Program *program, const char *stage, Text *t
     }
     bool schedule = strcmp(stage, "schedule") == 0;
     if (!schedule && strcmp(stage, "npuir") != 0)
-        return fail(ctx, CODE_INVALID, "unknown stage '%.64s'; known are capture, after:<pass>, final, npuir, schedule",
+        return fail(ctx, CODE_INVALID,
+                    "unknown stage '%.64s'; known are capture, after:<pass>, after:<pass>#<n>, final, npuir, schedule "
+                    "(and aten, of a CompiledModel)",
                     stage);
     if (!program->ir) return fail(ctx, CODE_INVALID, "the program was not lowered");
     TRY(npuir_print(ctx, program->ir, schedule, text));

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import os
 import statistics
 import sys
@@ -27,6 +28,8 @@ from rich.table import Table
 
 import forge_ugc
 
+for name in ("torchao", "torch.utils._pytree"):  # transformers loads torchao where it is, which has a lot to say
+    logging.getLogger(name).setLevel(logging.ERROR)
 console = Console()
 SMALL_GPT2 = Path(__file__).resolve().parent / "small_gpt2"
 

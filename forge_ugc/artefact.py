@@ -11,6 +11,7 @@ manifest, in C (`_core.load`) graphs and the sizes of constants. This file does 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -102,6 +103,8 @@ def write(
 ) -> None:
     """Writes an artefact; a file that is there is replaced when the new one is complete. OSError as from open()."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder to save into", str(target.parent))
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

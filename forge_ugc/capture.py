@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
-import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 from .containers import Containers, Watch
 from .errors import CompileError, explain_export_failure, source_of
 from .overlap import written_overlap
+from .quiet import quiet
 from .signature import Signature
 from .state import Slot, find_slot
 
@@ -171,7 +171,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     rng = torch.get_rng_state()
 
     def export(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
-        with torch.no_grad(), _named_frames(model), _noticed_numbers(traced), _quiet():
+        with torch.no_grad(), _named_frames(model), _noticed_numbers(traced), quiet(exporting=True):
             return torch.export.export(watch.module, args, kwargs, strict=False, dynamic_shapes=shapes)
 
     try:
@@ -309,21 +309,6 @@ def _named_frames(model: Any) -> Iterator[None]:
         yield
     finally:
         anchors.discard((code.co_filename, code.co_name))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps torch from logging what the exception says already."""
-    names = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _takes_apart(node: torch.fx.Node) -> bool:

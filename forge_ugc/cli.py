@@ -447,7 +447,7 @@ def _bench(options: argparse.Namespace) -> int:
         return 0
     shapes = ", ".join(f"{key} {v['dtype']}{v['shape']}" for key, v in result["inputs"].items())
     print(f"{opened.name}: {shapes}")
-    print(f"{result['device']} ({result['device_reason']}), {result['threads']} threads, {result['cpu']}")
+    print(f"{result['device']}: {result['device_reason']}; {result['threads']} threads, {result['cpu']}")
     print(f"{options.calls} calls each, {'loaded' if opened.kind == 'artefact' else 'compiled'} in {ready.ms:.0f} ms\n")
     _table(
         ("ms a call", "median", "P90", "P99", "min", "max"),

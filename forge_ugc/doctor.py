@@ -147,7 +147,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if facts.get("extension"):
         compiler = facts["compiler"] or "none"
         rows.append(("graphs", f"extension {facts['extension']}, compiler {compiler}, opset {facts['opset']}"))
-    kept = f"{cache['files']} files, {cache['bytes'] / 2**20:.1f} MiB"
+    kept = f"{cache['files']} file{'' if cache['files'] == 1 else 's'}, {cache['bytes'] / 2**20:.1f} MiB"
     rows.append(("cache", f"{cache['directory']}, {kept}" + ("" if cache["writable"] else ", NOT writable")))
     rows += [("setting", f"{name}={value}") for name, value in found["settings"].items()]
     auto = found["auto"]

@@ -88,7 +88,9 @@ class GraphReport:
         return self._reports[-1] if self._reports else None
 
     def __repr__(self) -> str:
-        what = f"through torch: {self.fallback}" if self.fallback else f"{len(self._reports)} programs"
+        number = len(self._reports)
+        programs = f"{number} program{'' if number == 1 else 's'}"
+        what = f"through torch: {self.fallback}" if self.fallback else programs
         return f"<graph {self.name}: {what}; {self.calls} calls of Forge, {self.eager_calls} of torch>"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import logging
 import operator
 import sys
 import threading
@@ -23,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, Kind, Node, Output, Ref, capture_export
 from .containers import Watch
+from .quiet import quiet
 from .residue import evict, holders
 from .signature import Signature
 from .state import Slot, made_of_tensors, parts_of
@@ -200,7 +200,7 @@ def _record(
     with (
         _without_collector(),
         contextlib.nullcontext() if only_operators else _without_dynamo(),
-        _quiet(),
+        quiet(),
         _unchanged(model, recorder),
         _below_autograd(),
         recorder,
@@ -274,18 +274,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps torch from logging operators that have no shape rule: they are declined."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -222,6 +222,7 @@ def assert_fidelity(
     Raises:
         AssertionError: with the first pass and node that depart (`forge_ugc.bisect_passes`).
     """
+    __tracebackhide__ = _outputs_differ  # pytest then shows the caller's line and the message, not these lines
     if reference not in ("eager", "float64"):
         raise ValueError(f'unknown reference {reference!r}; use "eager" or "float64"')
     args, kwargs = _arguments(example_inputs, example_kwargs)
@@ -268,6 +269,11 @@ def assert_fidelity(
         error.figures = figures  # type: ignore[attr-defined]
         raise error
     return figures
+
+
+def _outputs_differ(info: Any) -> bool:
+    """Of pytest's ExceptionInfo."""
+    return isinstance(info.value, AssertionError)
 
 
 class _Runs:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +107,8 @@ def open_checkpoint(path: Path, wanted: Wanted, dtype: str, class_name: str | No
         arrays, opened.position = _text_arrays(opened, parameters, wanted)
     else:
         arrays = _random_arrays(model, parameters, wanted)
+    if "input_ids" in arrays:
+        _check_length(model, arrays["input_ids"].shape[-1])
     opened.inputs = {key: _tensor(array, model.dtype) for key, array in arrays.items()}
     opened.arguments = lambda values: ((), dict(zip(opened.inputs, values, strict=True)))
     return opened
@@ -116,9 +120,11 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         raise Refused("a checkpoint folder is read by transformers: pip install transformers safetensors") from None
-    logging: Any = transformers.utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    log: Any = transformers.utils.logging
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    for name in ("torchao", "torch.utils._pytree"):  # which transformers loads where it is, and which says so
+        logging.getLogger(name).setLevel(logging.ERROR)
     return transformers
 
 
@@ -207,6 +213,16 @@ def _positions(model: Any, config: Any) -> int:
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
     )
     return int(limit) - next(padded, 0)
+
+
+def _check_length(model: Any, length: int) -> None:
+    """Refuses more tokens than there are learned positions; rotary ones have no end."""
+    learned = [
+        name for name, _ in model.named_parameters() if re.search(r"(position_embeddings|embed_positions|wpe)\.", name)
+    ]
+    limit = _positions(model, model.config.get_text_config())
+    if learned and length > limit:
+        raise Refused(f"{length} tokens, and {type(model).__name__} has {limit} positions: give fewer (--seq, --text)")
 
 
 def _tensor(array: np.ndarray[Any, Any], dtype: Any) -> Any:

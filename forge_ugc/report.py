@@ -147,7 +147,7 @@ class Report:
                 f"{_bytes(buffers['arena_bytes'])}, lower bound {_bytes(buffers['lower_bound_bytes'])}",
             ),
             ("transitions", f"{moves['before']} before scheduling, {moves['after']} after"),
-            ("together", f"{d['groups']['instructions']} instructions in {d['groups']['groups']} groups"),
+            *self._group_row(),
             (
                 "weights",
                 f"{_bytes(weights['borrowed_bytes'])} borrowed, {_bytes(weights['packed_bytes'])} packed"
@@ -155,6 +155,10 @@ class Report:
             ),
             ("alpha", f"{d['alpha']:g}"),
         ]
+
+    def _group_row(self) -> list[tuple[str, str]]:
+        groups, instructions = self._data["groups"]["groups"], self._data["groups"]["instructions"]
+        return [("groups", f"{groups}, of {instructions} products that run together")] if groups else []
 
     def _npu_rows(self) -> list[tuple[str, str]]:
         d = self._data

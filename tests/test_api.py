@@ -211,7 +211,7 @@ def test_compile_leaves_model_example_and_rng_alone() -> None:
         assert_same(dict(twin.named_buffers()), dict(model.named_buffers()))
 
 
-def test_data_dependent_control_flow_names_the_line() -> None:
+def test_data_dependent_control_flow_names_the_line(capfd: pytest.CaptureFixture[str]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         if x.sum() > 0:
             return x
@@ -229,6 +229,10 @@ def test_data_dependent_control_flow_names_the_line() -> None:
         forge_ugc.CompileError, match=r"test_api.py:\d+ in forward \(`return x if x.sum\(\) > 0 else -x`\)"
     ):
         forge_ugc.compile(M().eval(), torch.ones(3))
+    assert capfd.readouterr() == ("", ""), "all that there is to say is in the error"
+    with pytest.raises(RuntimeError):
+        torch.export.export(M().eval(), (torch.ones(3),))
+    assert "def forward" in capfd.readouterr().err, "torch.export itself still prints"
 
 
 def test_strict_lists_what_would_run_through_torch() -> None:

@@ -276,6 +276,7 @@ def test_refusals(artefact: Path, exported: Path, tmp_path: Path, capsys: pytest
         (["compile", GPT2, "--seq", 4, "--device", "cpu", "--precision", "fp16"], "ValueError: precision='fp16'"),
         (["report", GPT2, "--seq", 4, "--device", "npu:plan:npu1"], "unknown NPU target"),
         (["run", GPT2, "--seq", 4, "--device", "npu:plan"], "only the plan exists"),
+        (["compile", GPT2, "--seq", 129], "129 tokens, and GPT2LMHeadModel has 128 positions"),
     ]
     for arguments, expected in cases:
         assert forge(*arguments) == 1, arguments

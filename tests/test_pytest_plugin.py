@@ -61,6 +61,7 @@ def test_fixture_and_summary(pytester, run):
             "*::test_wrong*Language*auto*1*-*failed",
         ]
     )
+    assert "def assert_fidelity" not in result.stdout.str(), "the plugin's own frames are hidden"
 
 
 def test_device_and_dump(pytester, run):
