@@ -143,7 +143,8 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
-static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row) {
+static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row,
+                 const float *added, int64_t added_row) {
     for (int64_t i = 0; i < rows; i += 8) {
         int there = rows - i < 8 ? (int)(rows - i) : 8;
         const __m256i lanes = v_tail(there);
@@ -154,14 +155,21 @@ static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, floa
                 r[t] = t < there ? _mm256_loadu_ps(src + (i + t) * row + half) : _mm256_setzero_ps();
             transpose8(r);
             float *to = dst + half * dst_row + i;
+            const float *plus = added ? added + half * added_row + i : NULL;
             if (there == 8 && half + 8 <= cols) {
 #pragma GCC unroll 8
-                for (int t = 0; t < 8; t++) _mm256_storeu_ps(to + t * dst_row, r[t]);
+                for (int t = 0; t < 8; t++) {
+                    if (plus) r[t] = _mm256_add_ps(r[t], _mm256_loadu_ps(plus + t * added_row));
+                    _mm256_storeu_ps(to + t * dst_row, r[t]);
+                }
                 continue;
             }
 #pragma GCC unroll 8
-            for (int t = 0; t < 8; t++)
-                if (half + t < cols) _mm256_maskstore_ps(to + t * dst_row, lanes, r[t]);
+            for (int t = 0; t < 8; t++) {
+                if (half + t >= cols) break;
+                if (plus) r[t] = _mm256_add_ps(r[t], _mm256_maskload_ps(plus + t * added_row, lanes));
+                _mm256_maskstore_ps(to + t * dst_row, lanes, r[t]);
+            }
         }
     }
 }

@@ -22,8 +22,10 @@ typedef struct GemmKernels {
     /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. width: a multiple of 8, or at
      * most 6. */
     void (*interleave)(int rows, int width, int64_t k, const float *src, int64_t row, float *dst);
-    /* dst[j * dst_row + i] = src[i * row + j] for i < rows, j < cols <= 16; 16 columns of src can be read. */
-    void (*turn)(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row);
+    /* dst[j * dst_row + i] = src[i * row + j] for i < rows, j < cols <= 16; 16 columns of src can be read. With
+     * `added`, plus added[j * added_row + i]. */
+    void (*turn)(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row,
+                 const float *added, int64_t added_row);
     /* c[i][j] += x[i] . w[j] for i < m <= 6, j < rows; rows of x, w, c are x_row, w_row, c_row apart. */
     void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
                  int64_t c_row);

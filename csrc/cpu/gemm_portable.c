@@ -26,9 +26,13 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
-static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row) {
+static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row,
+                 const float *added, int64_t added_row) {
     for (int64_t j = 0; j < cols; j++)
-        for (int64_t i = 0; i < rows; i++) dst[j * dst_row + i] = src[i * row + j];
+        for (int64_t i = 0; i < rows; i++) {
+            float x = src[i * row + j];
+            dst[j * dst_row + i] = added ? x + added[j * added_row + i] : x;
+        }
 }
 
 static void dots(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,

@@ -10,16 +10,16 @@
 enum {
     LEAST_ROWS = 24,
     MOST_ROWS = 96,    /* of B^T in a part */
-    GROUP_PANELS = 16, /* panels of A^T in a part; with GEMM_BLOCK_K 192 KB for the L2 */
-    CHUNK_PANELS = 8,  /* at least so many are packed at once */
+    GROUP_PANELS = 16, /* panels of A^T in a part, and packed at once; with GEMM_BLOCK_K 192 KB for the L2 */
+    LEAST_PANELS = 8,  /* but fewer, down to these, where they would have more than A_FLOATS */
     A_FLOATS = 512 << 10,
     LOCAL_FLOATS = 256 << 10,
-    OWN_FLOATS = 16,                /* before what a thread has: the panel that its copy of A begins with */
+    OWN_FLOATS = 16,                /* before what a thread has: the group that its panels are of */
     ROW_FLOATS = GEMM_BLOCK_K + 16, /* of B^T in a copy: those of a tile fall into different sets of the cache */
 };
 
 typedef struct Plan {
-    int64_t block_rows, chunk_panels, group;
+    int64_t block_rows, group;
     int64_t a_floats, b_floats, c_floats, own; /* a thread's: panels of A^T, a block of B^T, the product; all of it */
     bool local, few;
 } Plan;
@@ -33,9 +33,8 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
      */
     int64_t even = p.few ? round_up((n + 15) / 16, GEMM_ROWS) : round_up((n + 47) / 48, LEAST_ROWS);
     p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, even));
-    p.chunk_panels = min_i64(panels, max_i64(CHUNK_PANELS, A_FLOATS / (GEMM_COLS * depth)));
-    p.group = min_i64(p.chunk_panels, GROUP_PANELS);
-    p.a_floats = round_up(p.few ? m * k : p.chunk_panels * GEMM_COLS * k, 16);
+    p.group = min_i64(panels, min_i64(GROUP_PANELS, max_i64(LEAST_PANELS, A_FLOATS / (GEMM_COLS * depth))));
+    p.a_floats = round_up(p.few ? m * k : p.group * GEMM_COLS * k, 16);
     p.b_floats = p.block_rows * ROW_FLOATS;
     /* C^T, and a panel of it turned back */
     p.c_floats = (p.block_rows * p.group + round_up(p.block_rows, 8)) * GEMM_COLS;
@@ -49,48 +48,63 @@ int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int 
     return (p.local ? (shared + p.own) * threads : shared + p.own * threads) * (int64_t)sizeof(float);
 }
 
-/* One product of the batch; a chunk of panels of A^T. */
+/* One product of the batch. */
 typedef struct Job {
     const Gemm *g;
     const Plan *p;
-    int64_t batch, panel, panels;
+    int64_t batch;
     GemmOperand a;  /* A^T, k x m */
     const void *b;  /* rows of B^T, g->b.col apart */
     float *x, *own; /* few rows: A; the threads' memory */
     int64_t row_blocks;
 } Job;
 
-/* The chunk's panels, [block of k][panel][k][16]. Each thread makes them for itself, with its first part: lines that
- * another core has read or written are slow to write, and slow to get. */
-static const float *panels_of_a(const Job *job, float *own) {
+/* Panels of a group, [block of k][panel][k][16]. Each thread makes them for itself, with its first part of the group:
+ * lines that another core has read or written are slow to write, and slow to get. */
+static const float *panels_of_a(const Job *job, int64_t panel, int64_t panels, float *own) {
     const Gemm *g = job->g;
     int64_t *made = (int64_t *)(void *)own;
     float *packed = own + OWN_FLOATS + job->p->b_floats + job->p->c_floats;
-    if (*made == job->panel) return packed;
+    if (*made == panel) return packed;
     for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
         GemmOperand a = job->a;
         a.data = gemm_element(&a, k * a.row);
-        for (int64_t j = 0; j < job->panels; j++)
-            gemm_pack_panel(g->finish->kernels, &a, g->m, depth, job->panel + j,
-                            packed + (k * job->panels + j * depth) * GEMM_COLS);
+        for (int64_t j = 0; j < panels; j++)
+            gemm_pack_panel(g->finish->kernels, &a, g->m, depth, panel + j,
+                            packed + (k * panels + j * depth) * GEMM_COLS);
     }
-    *made = job->panel;
+    *made = panel;
     return packed;
 }
 
+/* Turns the columns of one panel back into rows of the result; `turned`: memory for a panel. */
 static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t panel, const float *c, int64_t width,
                          float *turned) {
     const Gemm *g = job->g;
     GemmFinish *finish = g->finish;
-    int64_t first = panel * GEMM_COLS, count = min_i64(GEMM_COLS, g->m - first), stride = round_up(rows, 8);
+    int64_t first = panel * GEMM_COLS, count = min_i64(GEMM_COLS, g->m - first), stride = round_up(rows, 8), step;
     int64_t to = job->batch * g->m + first;
-    if (finish->direct) {
-        finish->kernels->turn(rows, count, c, width, (float *)(void *)finish->out + to * finish->n + row, finish->n);
+    const float *added = gemm_added(finish, to, row, &step);
+    if (finish->direct || finish->alone || added) {
+        float *out = (float *)(void *)finish->out + to * finish->n + row;
+        finish->kernels->turn(rows, count, c, width, out, finish->n, added, step);
         return;
     }
-    finish->kernels->turn(rows, count, c, width, turned, stride);
+    finish->kernels->turn(rows, count, c, width, turned, stride, NULL, 0);
     gemm_finish_block(finish, to, count, row, rows, turned, stride);
+}
+
+/* All panels of a block of C^T, which is overwritten. */
+static void finish_panels(const Job *job, int64_t row, int64_t rows, int64_t panel, int64_t panels, float *c,
+                          float *turned) {
+    GemmFinish *finish = job->g->finish;
+    int64_t width = panels * GEMM_COLS;
+    if (finish->alone) { /* in long runs */
+        EwFault fault = ew_row(&finish->program, c, &(EwSrc){c, 1}, rows * width);
+        if (fault != EW_OK) atomic_store(&finish->fault, (int)fault);
+    }
+    for (int64_t j = 0; j < panels; j++) finish_panel(job, row, rows, panel + j, c + j * GEMM_COLS, width, turned);
 }
 
 /* Rows of f32 that would fall into the same few sets of the cache. */
@@ -161,15 +175,15 @@ static void compute(void *arg, int64_t part, int thread) {
     const GemmBf16 *bf16 = g->pairs ? gemm_bf16() : NULL;
     GemmPair *pair = bf16 ? bf16->pair : gemm_pair();
     int64_t row = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
-    int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
+    int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, gemm_panels(g->m) - panel);
     int64_t width = panels * GEMM_COLS, b_row;
     float *own = job->own + thread * p->own, *c = own + OWN_FLOATS, *wide = c + p->c_floats;
-    const float *packed = panels_of_a(job, own);
+    const float *packed = panels_of_a(job, panel, panels, own);
     bool start = g->finish->bias || g->k == 0;
     for (int64_t i = 0; start && i < rows; i++) kernels->fill(c + i * width, gemm_bias(g->finish, row + i), width);
     for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
-        const float *a = packed + (k * job->panels + panel * depth) * GEMM_COLS;
+        const float *a = packed + k * panels * GEMM_COLS;
         const float *b = load_block(job, row, rows, k, depth, wide, &b_row), *lying = NULL;
         if (g->b.dtype == DTYPE_F32 && !g->load) lying = (const float *)job->b + row * g->b.col + k;
         for (int64_t i = 0, tall; i < rows; i += tall) {
@@ -182,7 +196,7 @@ static void compute(void *arg, int64_t part, int thread) {
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
                 prefetch_rows(&next, g->b.col, j / step, (panels + step - 1) / step);
-                int64_t of = (job->panel + panel + j) * GEMM_COLS;
+                int64_t of = (panel + j) * GEMM_COLS;
                 if (k + depth == g->k)
                     gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
                 if (step == 2)
@@ -196,9 +210,7 @@ static void compute(void *arg, int64_t part, int thread) {
             }
         }
     }
-    float *turned = c + p->block_rows * p->group * GEMM_COLS;
-    for (int64_t j = 0; j < panels; j++)
-        finish_panel(job, row, rows, job->panel + panel + j, c + j * GEMM_COLS, width, turned);
+    finish_panels(job, row, rows, panel, panels, c, c + p->block_rows * p->group * GEMM_COLS);
 }
 
 static void compute_few(void *arg, int64_t part, int thread) {
@@ -250,12 +262,8 @@ static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, 
         pool_run(pool, job.row_blocks, compute_few, &job);
         return;
     }
-    int64_t panels = gemm_panels(g->m);
-    for (job.panel = 0; job.panel < panels; job.panel += p->chunk_panels) {
-        job.panels = min_i64(p->chunk_panels, panels - job.panel);
-        for (int t = 0; t < pool_threads(pool); t++) *(int64_t *)(void *)(job.own + t * p->own) = -1;
-        pool_run(pool, (job.panels + p->group - 1) / p->group * job.row_blocks, compute, &job);
-    }
+    for (int t = 0; t < pool_threads(pool); t++) *(int64_t *)(void *)(job.own + t * p->own) = -1;
+    pool_run(pool, (gemm_panels(g->m) + p->group - 1) / p->group * job.row_blocks, compute, &job);
 }
 
 void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {

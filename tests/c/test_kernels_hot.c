@@ -195,6 +195,8 @@ static void test_linear(void) {
     int64_t m = pick_size(200), n = pick_size(below(4) ? 300 : 1200), k = pick_size(900);
     if (below(20) == 0) m = between(380, 500), n = pick_size(60), k = pick_size(250); /* A is read as it lies */
     bool bias = below(2), epilogue = below(2);
+    Op op = (Op[]){OP_sub, OP_add, OP_neg}[below(3)];
+    bool alone = epilogue && op == OP_neg;
     Tensor x = below(2)        ? MAKE(dtype, true, 2, m, k)
                : below(8) == 0 ? MAKE(dtype, true, k)
                                : MAKE(dtype, below(2), m, k);
@@ -203,12 +205,13 @@ static void test_linear(void) {
     memcpy(shape, x.shape, sizeof shape);
     shape[x.rank - 1] = n;
     Tensor out = make(dtype, x.rank, shape, false);
-    if (below(2)) y = make(dtype, x.rank, shape, true);
+    if (below(2)) y = make(dtype, x.rank, shape, below(2));
     Case c;
-    begin(&c, OP_linear, epilogue ? 4 : 3, (Tensor[]){x, w, b, y}, 1, &out);
+    begin(&c, OP_linear, epilogue && !alone ? 4 : 3, (Tensor[]){x, w, b, y}, 1, &out);
     int64_t words[STEP_WORDS];
     if (epilogue) {
-        step_encode(&(Step){.op = OP_sub, .dtype = dtype, .src = {0, 1, STEP_NONE}}, words);
+        int turned = op == OP_add && below(2);
+        step_encode(&(Step){.op = op, .dtype = dtype, .src = {turned, alone ? STEP_NONE : !turned, STEP_NONE}}, words);
         CHECK_OK(&ctx, attr_set_ints(&ctx, graph, attr(&c, ATTR_program), words, STEP_WORDS));
     }
     void *prepared = NULL;
@@ -222,7 +225,7 @@ static void test_linear(void) {
     for (int64_t i = 0; i < count; i += 1 + below(count / 200 + 1)) {
         unflatten(i, &out, index);
         double sum = bias ? value_at(&b, index[out.rank - 1] * b.strides[0]) : 0, magnitude = fabs(sum);
-        double extra = epilogue ? value_at(&y, offset_of(&y, index, out.rank)) : 0;
+        double extra = epilogue && !alone ? value_at(&y, offset_of(&y, index, out.rank)) : 0;
         int64_t column = index[out.rank - 1];
         for (int64_t p = 0; p < k; p++) {
             index[out.rank - 1] = p;
@@ -231,7 +234,7 @@ static void test_linear(void) {
             sum += product, magnitude += fabs(product);
         }
         index[out.rank - 1] = column;
-        sum -= extra;
+        sum = alone ? -sum : op == OP_add ? sum + extra : sum - extra;
         if (dtype_is_int(dtype)) { /* wraps around */
             Tensor one = {.data = &(int64_t){0}, .dtype = dtype};
             if (dtype == DTYPE_I64)
