@@ -102,13 +102,14 @@ static float mask_value(const Tensor *mask, int64_t i) {
     return load_f32(mask->data, mask->dtype, i);
 }
 
-/* The mask of the block, transposed. Returns false if a bool mask hides all. */
+/* The mask of the block, transposed; block->masked says whether it does anything. Returns false if a bool mask hides
+ * all. */
 static bool load_mask(Part *p, int64_t first, int64_t count) {
     const Attention *at = p->at;
     const Tensor *mask = at->mask;
     const int64_t *strides = at->mask_strides;
     AttentionBlock *block = p->block;
-    bool visible = mask->dtype != DTYPE_BOOL;
+    bool visible = mask->dtype != DTYPE_BOOL, plain = true;
     bool same = strides[1] == 0 && strides[2] == 0; /* for all rows, as padding masks are */
     for (int64_t r = 0; r < (same ? 1 : p->rows); r++) {
         int64_t from =
@@ -119,9 +120,14 @@ static bool load_mask(Part *p, int64_t first, int64_t count) {
         } else {
             for (int64_t t = 0; t < count; t++) row[t] = mask_value(mask, from + t * strides[3]);
         }
-        for (int64_t t = 0; !visible && t < count; t++) visible = row[t] == 0;
+        int zeros = 0;
+        for (int64_t t = 0; t < count; t++) zeros += row[t] == 0;
+        visible |= zeros > 0;
+        plain &= zeros == count;
     }
     if (!visible) return false;
+    block->masked = !plain;
+    if (plain) return true;
     if (!same) at->kernels->interleave((int)p->rows, ROWS, count, block->staged[0], KEYS, block->mask[0]);
     for (int64_t t = 0; same && t < count; t++)
         for (int64_t r = 0; r < ROWS; r++) block->mask[t][r] = block->staged[0][t];
@@ -185,7 +191,7 @@ static void sweep_keys(Part *p) {
     int64_t end = at->causal ? min_i64(at->keys, p->query + p->row_queries) : at->keys;
     for (int64_t r = 0; r < ROWS; r++) block->max[r] = -INFINITY, block->sum[r] = 0;
     memset(p->out, 0, (size_t)(p->rows * at->padded) * sizeof(float));
-    block->masked = at->mask != NULL;
+    block->masked = false;
     AttentionKeys keys = {0, 0, false};
     bool same = at->mask_strides[1] == 0 && at->mask_strides[2] == 0;
     for (int64_t r = 0; r < (same ? 1 : p->rows); r++) see_row(at, p->b, head_of(p, r), query_of(p, r), end, &keys);

@@ -95,11 +95,6 @@ static inline __m256 trig(__m256 x, int quadrant) {
     return y;
 }
 
-static inline __m256 gelu(__m256 x) {
-    __m256 e = v_erf(_mm256_mul_ps(x, _mm256_set1_ps(0.70710678118654752440f)));
-    return _mm256_mul_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.5f)), _mm256_add_ps(ONE, e));
-}
-
 static inline __m256 gelu_tanh(__m256 x) {
     __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
     __m256 inner = _mm256_mul_ps(_mm256_set1_ps(0.79788456080286535588f),
@@ -134,7 +129,7 @@ static inline __m256 minimum(__m256 x, __m256 y) {
     F(sigmoid, _mm256_div_ps(ONE, logistic_divisor(x)))                                                                \
     F(silu, _mm256_div_ps(x, logistic_divisor(x)))                                                                     \
     F(relu, _mm256_max_ps(_mm256_setzero_ps(), x))                                                                     \
-    F(gelu, gelu(x))
+    F(gelu, v_gelu(x))
 
 #define BINARY_FUNCTIONS(F)                                                                                            \
     F(add, _mm256_add_ps(x, y))                                                                                        \

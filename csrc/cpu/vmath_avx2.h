@@ -29,6 +29,34 @@ static inline __m256 v_exp(__m256 x) {
     return v_scale(p, _mm256_cvtps_epi32(n));
 }
 
+/* 2^y for -127 <= y <= 127, or NaN, as n + f: *power becomes 2^n, 0 for n = -127, and f is returned. Adding V_MAGIC
+ * rounds to a whole number and leaves n + 127 in the low bits. */
+#define V_MAGIC (0x1.8p23f + 127)
+static inline __m256 v_split(__m256 rounded, __m256 *power) {
+    *power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(rounded), 23));
+    return _mm256_sub_ps(rounded, _mm256_set1_ps(V_MAGIC));
+}
+
+/* 2^f for |f| <= 1/2: within 2e-9 before rounding. */
+static inline __m256 v_exp2_fraction(__m256 f) {
+    __m256 p = _mm256_set1_ps(1.53533619595691561699e-4f);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.33988750167191028595e-3f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(9.61843691766262054443e-3f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(5.55033236742019653320e-2f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(2.40226477384567260742e-1f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(6.93147182464599609375e-1f));
+    return _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+}
+
+/* exp of x <= 0, or NaN, for sums that have a 1 among their terms: below 2^-126 it is 0. */
+static inline __m256 v_exp_weight(__m256 x) {
+    x = _mm256_max_ps(_mm256_set1_ps(-88.0f), x); /* NaN stays */
+    const __m256 high = _mm256_set1_ps(1.44269502162933349609f), low = _mm256_set1_ps(1.92596299112661746888e-8f);
+    __m256 power, n = v_split(_mm256_fmadd_ps(x, high, _mm256_set1_ps(V_MAGIC)), &power);
+    __m256 f = _mm256_fmadd_ps(x, low, _mm256_fmsub_ps(x, high, n));
+    return _mm256_mul_ps(v_exp2_fraction(f), power);
+}
+
 static inline __m256 v_abs(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 static inline __m256 v_copysign(__m256 x, __m256 sign) {
     __m256 bit = _mm256_set1_ps(-0.0f);
@@ -110,6 +138,26 @@ static inline __m256 v_erf(__m256 x) {
     __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     r = v_copysign(_mm256_fnmadd_ps(q, _mm256_castsi256_ps(power), _mm256_set1_ps(1.0f)), x);
     return _mm256_blendv_ps(p, r, _mm256_cmp_ps(t, _mm256_set1_ps(0.927734375f), _CMP_GT_OQ));
+}
+
+/* gelu: x times the normal distribution, whose tail is 2 to the power of a polynomial in |x|: within 2e-9 times its
+ * square root before rounding. 1 + erf would cancel where x is negative. */
+static inline __m256 v_gelu(__m256 x) {
+    __m256 t = v_abs(x), p = _mm256_set1_ps(-3.559276962050717e-8f);
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(9.976754427043488e-7f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.2109348972444423e-5f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(8.124277519527823e-5f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-2.903239510487765e-4f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(1.1549920600373298e-5f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(6.943569518625736e-3f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-5.2444782108068466e-2f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-4.592183232307434e-1f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.1511045694351196f));
+    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.0f));
+    p = _mm256_max_ps(_mm256_set1_ps(-127.0f), p); /* NaN stays */
+    __m256 power, n = v_split(_mm256_add_ps(p, _mm256_set1_ps(V_MAGIC)), &power);
+    __m256 tail = _mm256_mul_ps(v_exp2_fraction(_mm256_sub_ps(p, n)), power);
+    return _mm256_mul_ps(x, _mm256_blendv_ps(_mm256_sub_ps(_mm256_set1_ps(1.0f), tail), tail, x));
 }
 
 /* sin (quadrant 0) and cos (quadrant 1) for |x| <= V_TRIG_MAX: x = n pi/2 + r with pi/2 in three parts. */
