@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import forge_ugc
 from tests.opcheck import FLOATS, INTS, TOLERANCE, check, tensor
 
 UNARY = {
@@ -77,6 +78,17 @@ def test_unary_special_values(name: str) -> None:
         eager, wide = UNARY[name](x), UNARY[name](x.double()).float()
         x = x[(eager.isnan() == wide.isnan()) & (eager.isinf() == wide.isinf())]
     check(UNARY[name], x)
+
+
+def test_gelu_is_as_exact_as_eager() -> None:
+    bits = torch.arange(0x30000000, 0x41800000, 1009, dtype=torch.int32)  # 2^-31 to 16
+    x = torch.cat([bits.view(torch.float32), -bits.view(torch.float32)])
+    exact = 0.5 * x.double() * torch.special.erfc(-x.double() * 0.5**0.5)
+    got = forge_ugc.compile(F.gelu, (x,))(x)
+    error, eager = (got - exact).abs() / x.abs(), (F.gelu(x) - exact).abs() / x.abs()
+    assert error.max() <= max(1.5 * 2**-23, float(eager.max()))
+    near = x > -1
+    assert (error[near] * x[near].abs() <= 4 * 2**-23 * exact[near].abs()).all()
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
