@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .artefact import DTYPES
+from .memory import OutputMemory
 
 
 class Buffer:
@@ -109,11 +110,12 @@ def buffer_of(value: Any, path: str) -> Buffer:
     return Buffer(value, None, _OF_NUMPY.get(value.dtype, ""), value.shape)
 
 
-def allocate(torch: Any, dtype: str, shape: tuple[int, ...]) -> tuple[Any, int]:
+def allocate(torch: Any, dtype: str, shape: tuple[int, ...], memory: OutputMemory) -> tuple[Any, int]:
+    """A new tensor, or without torch an array, and its address."""
     if torch is not None:
-        tensor = torch.empty(shape, dtype=getattr(torch, _TO_TORCH[dtype]), device="cpu")
+        tensor = memory.tensor(shape, getattr(torch, _TO_TORCH[dtype]))
         return tensor, tensor.data_ptr()
-    array = np.empty(shape, DTYPES[dtype][1])
+    array = memory.array(shape, np.dtype(DTYPES[dtype][1]))
     return array, array.ctypes.data
 
 

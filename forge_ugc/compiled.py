@@ -21,6 +21,7 @@ from .containers import SameContainer, check_cache
 from .errors import CompileError, NpuWarning
 from .lowering import Lowered, lower
 from .lowering.outputs import Alias, Fresh, Known
+from .memory import OutputMemory
 from .overlap import Overlap, written_overlap
 from .pause import collector_paused
 from .profile import Profile
@@ -167,6 +168,7 @@ class CompiledModel:
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
         self._plans[self._example_shapes] = self._make_plan(self._example_symbols)
         self._repeat: Repeat | None = None
+        self._memory = OutputMemory()
         self._pack = packer(captured.out_spec)
 
     def _read_inputs(self, captured: Captured) -> None:
@@ -208,7 +210,10 @@ class CompiledModel:
         results, own = self._results(plan, leaves, inputs)
         written = [results[i] for i in own]
         if not (plan.any_opaque or self._symbolic.dynamic or self._written_slots):
-            self._repeat = repeat_of(plan, [leaf for leaf, _, _ in self._tensors], leaves, inputs, own) or self._repeat
+            self._repeat = (
+                repeat_of(plan, [leaf for leaf, _, _ in self._tensors], leaves, inputs, own, self._memory)
+                or self._repeat
+            )
         try:
             objects = plan.run(inputs, [0 if type(t) is int else t.data_ptr() for t in results], plan.host)
         finally:
@@ -292,11 +297,7 @@ class CompiledModel:
             if t.data_ptr() == inputs[number] and (not t.is_inference() or torch.is_inference_mode_enabled()):
                 own[index] = where
         results = [
-            _place(own[i], leaves)
-            if i in own
-            else 0
-            if dtype == OBJECT
-            else torch.empty(shape, dtype=dtype, device="cpu")
+            _place(own[i], leaves) if i in own else 0 if dtype == OBJECT else self._memory.tensor(shape, dtype)
             for i, (shape, dtype) in enumerate(plan.out_types)
         ]
         return results, own
@@ -576,7 +577,7 @@ class CompiledModel:
             watched = [s._replace(where=moved.get(id(s.where), s.where)) for s in self._watcher.slots]
             other._watcher = Watcher(watched)
             other._structure = Structure(model)
-            other._plans, other._repeat = OrderedDict(), None
+            other._plans, other._repeat, other._memory = OrderedDict(), None, OutputMemory()
             other.__dict__.pop("_text_program", None)
         other.refresh()
         other.report = self.report.follow(weakref.WeakMethod(other._live))

@@ -17,6 +17,7 @@ from . import _core, npu
 from .arrays import Buffer, allocate, as_numpy, buffer_of, overlap
 from .artefact import DTYPES, Artefact
 from .errors import ArtefactError
+from .memory import OutputMemory
 from .profile import Profile
 
 _REQUIRED = object()
@@ -101,6 +102,7 @@ class LoadedModel:
         self._path = artefact.path
         self._artefact, self._choice, self._threads = artefact, choice, threads
         self._lock = threading.Lock()
+        self._memory = OutputMemory()
         try:
             self._read(artefact)
             self._programs = self._build(artefact, choice, threads)
@@ -291,7 +293,7 @@ class LoadedModel:
             outputs[index] = inputs[number]
         for index, (dtype, shape) in enumerate(program.outputs):
             if results[index] is None and dtype != "object":
-                results[index], outputs[index] = allocate(torch, dtype, shape)
+                results[index], outputs[index] = allocate(torch, dtype, shape, self._memory)
         return results, outputs, written
 
     # --- looking inside -----------------------------------------------------------------------------------------------
@@ -317,7 +319,9 @@ class LoadedModel:
         program, buffers = self._choose(self._bind(args, kwargs)[0])
         with self._lock, _rewound(program.host):
             addresses, keep = self._gather(program, buffers)
-            results = [allocate(None, d, shape) if d != "object" else (None, 0) for d, shape in program.outputs]
+            results = [
+                allocate(None, d, shape, self._memory) if d != "object" else (None, 0) for d, shape in program.outputs
+            ]
             outputs = [address for _, address in results]
             program.program.run(addresses, outputs, program.host)
             times = [program.program.profile(addresses, outputs, program.host) for _ in range(calls)]

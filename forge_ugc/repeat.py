@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .memory import OutputMemory
+
 
 def picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Takes the items of these numbers."""
@@ -24,7 +26,14 @@ class Repeat:
     70 ns a tensor.
     """
 
-    def __init__(self, plan: Any, tensors: Sequence[torch.Tensor], inputs: Sequence[int], own: dict[int, int]) -> None:
+    def __init__(
+        self,
+        plan: Any,
+        tensors: Sequence[torch.Tensor],
+        inputs: Sequence[int],
+        own: dict[int, int],
+        memory: OutputMemory,
+    ) -> None:
         """`inputs`: which of the tensors are the program's inputs. `own`: results that are made in the memory of one of
         the tensors, and of which."""
         self.plan = plan
@@ -41,6 +50,7 @@ class Repeat:
         self._inputs = picker(inputs)
         self._results = [(own.get(i), shape, dtype) for i, (shape, dtype) in enumerate(plan.out_types)]
         self._written = picker(list(own.values()))
+        self._memory = memory
 
     def fits(self, tensors: Sequence[Any]) -> bool:
         return torch.is_inference_mode_enabled() is self._inference and bool(self._guards.check(*tensors))
@@ -48,8 +58,7 @@ class Repeat:
     def run(self, tensors: Sequence[torch.Tensor], at: list[int]) -> list[torch.Tensor]:
         """What the program writes. `at`: where the tensors are."""
         results = [
-            torch.empty(shape, dtype=dtype, device="cpu") if own is None else tensors[own]
-            for own, shape, dtype in self._results
+            self._memory.tensor(shape, dtype) if own is None else tensors[own] for own, shape, dtype in self._results
         ]
         written = self._written(tensors)
         try:
@@ -61,7 +70,12 @@ class Repeat:
 
 
 def repeat_of(
-    plan: Any, numbers: Sequence[int], leaves: Sequence[Any], inputs: Sequence[int], own: dict[int, Any]
+    plan: Any,
+    numbers: Sequence[int],
+    leaves: Sequence[Any],
+    inputs: Sequence[int],
+    own: dict[int, Any],
+    memory: OutputMemory,
 ) -> Repeat | None:
     """Of a call that was admitted. None: the program reads other things than tensors among the arguments, or copies.
 
@@ -73,4 +87,4 @@ def repeat_of(
         return None
     place = {leaf: i for i, leaf in enumerate(numbers)}
     mine = {index: place[leaf] for index, leaf in own.items()}
-    return Repeat(plan, [leaves[i] for i in numbers], [place[leaf] for leaf in read], mine)
+    return Repeat(plan, [leaves[i] for i in numbers], [place[leaf] for leaf in read], mine, memory)
