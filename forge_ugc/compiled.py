@@ -67,7 +67,8 @@ class Plan(npu.Dispatched):
         self.out_types = [(v.shape, v.dtype) for v in plan.values]
         self.any_opaque = any(dtype == OBJECT for _, dtype in self.out_types)
         self.fresh = all(isinstance(item, Fresh) for item in plan.user)
-        self.plain = [Fresh(i) for i in range(len(plan.user))] == plan.user and len(plan.user) == len(plan.values)
+        # results are the outputs, one by one; of a value that is written, too, there may be one only
+        self.plain = not plan.writes and [Fresh(i) for i in range(len(plan.values))] == plan.user
         hosts = self.lowered.hosts
         self.host = (lambda callee, args: hosts[callee](args)) if hosts else None
 

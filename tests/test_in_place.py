@@ -3,6 +3,7 @@ nothing reads the old value any more."""
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 
@@ -265,6 +266,43 @@ def test_result_is_not_the_input():
     assert same is x and copy.data_ptr() != x.data_ptr()
     x.zero_()
     assert torch.equal(copy, seeded(3) + 1)
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+def test_only_result_is_a_copy_of_what_is_written(capture, tmp_path):
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(2))
+
+        def forward(self, x):
+            self.n += x
+            return self.n.clone()
+
+    def function(x):
+        x.add_(1)
+        return x.clone()
+
+    def returned(x):
+        x.add_(1)
+        return x.clone(), x
+
+    for model in (Counter().eval(), function):
+        x, twin = seeded(2), copy.deepcopy(model)
+        compiled = forge_ugc.compile(model, x.clone(), device="cpu", capture=capture)
+        compiled.save(tmp_path / "m.forge")
+        for run in (compiled, forge_ugc.load(tmp_path / "m.forge", device="cpu")):
+            eager = copy.deepcopy(twin)
+            for _ in range(3):  # the first call, and calls like the one before
+                ours, theirs = x.clone(), x.clone()
+                got = run(ours)
+                assert torch.equal(got, eager(theirs)) and torch.equal(ours, theirs)
+                assert got.data_ptr() != ours.data_ptr()
+        if isinstance(model, Counter):
+            assert torch.equal(model.n, eager.n)
+    ours = seeded(2)
+    got, same = torch.compile(returned, backend="forge", options={"capture": capture})(ours)
+    assert same is ours and torch.equal(ours, seeded(2) + 1) and torch.equal(got, ours)
 
 
 def test_operator_run_by_torch():
