@@ -125,18 +125,33 @@ static inline __attribute__((always_inline)) void transpose8(__m256 r[8]) {
     }
 }
 
+/* 8 columns of 8 rows; those from row `rows` on are 0. */
+static inline __attribute__((always_inline)) void load8(__m256 r[8], const float *src, int64_t row, int rows) {
+    if (rows >= 8) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(src + i * row);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) r[i] = i < rows ? _mm256_loadu_ps(src + i * row) : _mm256_setzero_ps();
+}
+
 static void interleave(int rows, int width, int64_t k, const float *src, int64_t row, float *dst) {
+    enum { AHEAD = 32 };
     int64_t p = 0;
     for (; (k - p - 7) * width >= 8; p += 8) { /* a store of 8 never leaves dst */
         for (int half = 0; half < width; half += 8) {
+            const float *from = src + half * row + p;
+            float *to = dst + p * width + half;
             __m256 r[8];
+            load8(r, from, row, rows - half);
+            if (p % 16 == 0 && rows - half >= 8)
 #pragma GCC unroll 8
-            for (int i = 0; i < 8; i++)
-                r[i] = half + i < rows ? _mm256_loadu_ps(src + (half + i) * row + p) : _mm256_setzero_ps();
+                for (int i = 0; i < 8; i++) _mm_prefetch((const char *)(from + i * row + AHEAD), _MM_HINT_T0);
             transpose8(r);
             /* with a width below 8 it overlaps the next row, which is written after it */
 #pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) _mm256_storeu_ps(dst + (p + i) * width + half, r[i]);
+            for (int i = 0; i < 8; i++) _mm256_storeu_ps(to + i * width, r[i]);
         }
     }
     for (; p < k; p++)
@@ -149,21 +164,19 @@ static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, floa
         int there = rows - i < 8 ? (int)(rows - i) : 8;
         const __m256i lanes = v_tail(there);
         for (int64_t half = 0; half < cols; half += 8) {
-            __m256 r[8];
-#pragma GCC unroll 8
-            for (int t = 0; t < 8; t++)
-                r[t] = t < there ? _mm256_loadu_ps(src + (i + t) * row + half) : _mm256_setzero_ps();
-            transpose8(r);
             float *to = dst + half * dst_row + i;
             const float *plus = added ? added + half * added_row + i : NULL;
-            if (there == 8 && half + 8 <= cols) {
+            bool whole = there == 8 && half + 8 <= cols;
+            __m256 r[8];
+            load8(r, src + i * row + half, row, there);
+            transpose8(r);
+            if (whole && plus)
 #pragma GCC unroll 8
-                for (int t = 0; t < 8; t++) {
-                    if (plus) r[t] = _mm256_add_ps(r[t], _mm256_loadu_ps(plus + t * added_row));
-                    _mm256_storeu_ps(to + t * dst_row, r[t]);
-                }
-                continue;
-            }
+                for (int t = 0; t < 8; t++) r[t] = _mm256_add_ps(r[t], _mm256_loadu_ps(plus + t * added_row));
+            if (whole)
+#pragma GCC unroll 8
+                for (int t = 0; t < 8; t++) _mm256_storeu_ps(to + t * dst_row, r[t]);
+            if (whole) continue;
 #pragma GCC unroll 8
             for (int t = 0; t < 8; t++) {
                 if (half + t >= cols) break;
