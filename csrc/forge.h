@@ -35,6 +35,8 @@ typedef struct NpuOptions {
     bool f32_border; /* floats cross the border as f32 */
     const char *config;    /* of the graph compiler: 'KEY="VALUE" ...' */
     const char *cache_dir; /* of compiled graphs; NULL: none */
+    const NpuBlob *blobs;  /* compiled graphs of an artefact, whose memory must outlive the program */
+    uint32_t n_blobs;
 } NpuOptions;
 
 typedef struct CompileOptions {
@@ -84,6 +86,10 @@ MUST_USE Code forge_text(Context *ctx, const Program *program, const char *stage
 /* Compiles the graphs with constant weights and swaps them in between calls. From any thread, while the program runs;
  * polls ctx->cancelled. Nothing changes if it fails. */
 MUST_USE Code forge_upgrade(Context *ctx, Program *program);
+
+/* The compiled graphs that the program runs on its device (npu_session_blobs); *graphs 0: it runs nothing there. */
+MUST_USE Code forge_npu_blobs(Context *ctx, const Program *program, BlobVisit visit, void *user, uint32_t *tier,
+                              uint32_t *graphs);
 
 /* Whether input and output may be the same memory (alloc_may_share), proved by the checker. */
 MUST_USE Code forge_may_share(Context *ctx, const Program *program, uint32_t input, uint32_t output, bool *may);

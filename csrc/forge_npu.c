@@ -120,6 +120,8 @@ static Code open_session(Context *ctx, Program *program, const Target *target, c
         .emit = emit_options(target, npu->precision, npu->f32_types, npu->f32_border),
         .config = npu->config ? npu->config : "",
         .cache_dir = npu->cache_dir,
+        .blobs = npu->blobs,
+        .n_blobs = npu->n_blobs,
         .threads = options->threads,
     };
     double start = forge_now_ms();
@@ -155,6 +157,13 @@ void program_close_device(Program *program) {
 Code forge_upgrade(Context *ctx, Program *program) {
     if (!program->session) return fail(ctx, CODE_INVALID, "the program runs nothing on a device");
     return npu_session_upgrade(ctx, program->session);
+}
+
+Code forge_npu_blobs(Context *ctx, const Program *program, BlobVisit visit, void *user, uint32_t *tier,
+                     uint32_t *graphs) {
+    *tier = *graphs = 0;
+    if (!program->session) return CODE_OK;
+    return npu_session_blobs(ctx, program->session, visit, user, tier, graphs);
 }
 
 /* --- models ------------------------------------------------------------------------------------------------------- */

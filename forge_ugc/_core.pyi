@@ -84,6 +84,7 @@ def load(
     host_precision: str = "fp32",
     callees: int = 0,  # functions that there are for the graph's host calls
     share: Program | None = None,
+    blobs: Sequence[tuple[str, str, int, int]] = (),  # compiled graphs: (key, checksum, address, bytes)
 ) -> Program: ...
 def optimize_text(
     text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0
@@ -146,8 +147,13 @@ class Program:
         transitions {before, after}, groups {groups, instructions}, placement {device: count}, packed_bytes,
         quantised_bytes, arena_bytes {device: bytes}, instructions {op name: count}."""
     def npu_report(self) -> dict[str, Any]:
-        """keys: segments, flops {cpu, npu}; with a session on a device also tier, blocks, calls, cache_hits,
-        cache_misses, emit_ms, compile_ms, weights_ms, blob_bytes, weight_bytes."""
+        """keys: segments, flops {cpu, npu}; with a session on a device also tier, blocks, calls, artefact_hits,
+        cache_hits, compiled (these three: where the blocks came from), artefact_refused (of load()'s blobs, by the
+        driver or for other arguments than the block has), refused_reason, emit_ms, compile_ms, weights_ms,
+        blob_bytes, weight_bytes."""
+    def npu_blobs(self, write: Callable[[str, str, memoryview], object]) -> dict[str, int]:
+        """Calls write(key, checksum, bytes) for each compiled graph of the present tier that is to be had; the memory
+        is released after the call. Returns {"tier", "graphs"}; graphs is 0 if nothing is dispatched."""
     def upgrade(self) -> bool:
         """Compiles the graphs with constant weights, GIL released, and swaps them in between calls. False if
         stop_upgrade() ended it. Raises NpuError; nothing changes then."""

@@ -4,9 +4,11 @@
     program0.graph        the final graph as text, one a set of shapes
     program0.npuir        its instructions in order, for reading only
     weights.safetensors   constants and state, row major; its data begins at a multiple of 64 bytes
+    npu/<key>.blob        graphs as a driver has compiled them for its NPU (blobs.py), if there were any; at pages
 
-No code and nothing pickled. What is read is believed only as far as it is checked: here the container, in loaded.py the
-manifest, in C (`_core.load`) graphs and the sizes of constants. This file does without torch.
+No code for this processor and nothing pickled. What is read is believed only as far as it is checked: here the
+container, in loaded.py the manifest, in C (`_core.load`) graphs and the sizes of constants. What compiled graphs do on
+the NPU cannot be checked, only that they are for this program and device. This file does without torch.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +32,9 @@ import numpy as np
 from .errors import ArtefactError
 
 FORMAT = 1
-ALIGNMENT = 64
+ALIGNMENT, PAGE = 64, 4096
 MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
+_BLOB = re.compile(r"npu/([0-9a-f]{32})\.blob")
 _MAX_TEXT = 1 << 30  # bytes of a manifest or graph
 _CHUNK = 1 << 24
 # what zipfile, json and mmap raise on files that are none (OSError: a place before the file's beginning)
@@ -99,18 +103,28 @@ def itemsize(dtype: str) -> int:
 
 
 def write(
-    path: str | os.PathLike[str], manifest: dict[str, Any], texts: dict[str, str], tensors: dict[str, Memory]
+    path: str | os.PathLike[str],
+    manifest: dict[str, Any],
+    texts: dict[str, str],
+    tensors: dict[str, Memory],
+    blobs: Callable[[Callable[[str, memoryview], None]], None] | None = None,
 ) -> None:
-    """Writes an artefact; a file that is there is replaced when the new one is complete. OSError as from open()."""
+    """Writes an artefact; a file that is there is replaced when the new one is complete. OSError as from open().
+
+    `blobs(put)` calls put(key, bytes) for each compiled graph, and may change the manifest, which is written after.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder to save into", str(target.parent))
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name, text in {MANIFEST: json.dumps(manifest, indent=1), **texts}.items():
+            for name, text in texts.items():
                 archive.writestr(_entry(name), text)
             _write_weights(archive, file, tensors)
+            if blobs is not None:
+                blobs(lambda key, data: _write_blob(archive, file, key, data))
+            archive.writestr(_entry(MANIFEST), json.dumps(manifest, indent=1))
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -122,6 +136,22 @@ def write(
 
 def _entry(name: str) -> zipfile.ZipInfo:
     return zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # the same content gives the same file
+
+
+def _aligned(file: Any, name: str, alignment: int) -> zipfile.ZipInfo:
+    """A member whose data begins after its local header, whose extra field pads it to the alignment."""
+    entry = _entry(name)
+    start = file.tell() + 30 + len(name) + 20  # 20: the zip64 field that zipfile adds
+    padding = -(start + 4) % alignment
+    entry.extra = struct.pack("<HH", 0xFF01, padding) + b"\0" * padding
+    return entry
+
+
+def _write_blob(archive: zipfile.ZipFile, file: Any, key: str, data: memoryview) -> None:
+    name = f"npu/{key}.blob"
+    if name not in archive.NameToInfo:  # several programs may have one graph
+        with archive.open(_aligned(file, name, PAGE), "w", force_zip64=True) as out:
+            out.write(data)
 
 
 def _write_weights(archive: zipfile.ZipFile, file: Any, tensors: dict[str, Memory]) -> None:
@@ -136,12 +166,7 @@ def _write_weights(archive: zipfile.ZipFile, file: Any, tensors: dict[str, Memor
         at += t.nbytes
     header = json.dumps(entries).encode()
     header += b" " * (-(8 + len(header)) % ALIGNMENT)
-    entry = _entry(WEIGHTS)
-    # The member's data begins after its local header, whose extra field pads it to the alignment.
-    start = file.tell() + 30 + len(WEIGHTS) + 20  # 20: the zip64 field that zipfile adds
-    padding = -(start + 4) % ALIGNMENT
-    entry.extra = struct.pack("<HH", 0xFF01, padding) + b"\0" * padding
-    with archive.open(entry, "w", force_zip64=True) as out:
+    with archive.open(_aligned(file, WEIGHTS, ALIGNMENT), "w", force_zip64=True) as out:
         out.write(struct.pack("<Q", len(header)) + header)
         for key in order:
             for chunk in tensors[key].chunks():
@@ -152,7 +177,8 @@ def _write_weights(archive: zipfile.ZipFile, file: Any, tensors: dict[str, Memor
 
 
 class Artefact:
-    """A mapped artefact: `manifest`, `text(name)`, and `tensors` in the file's memory. ArtefactError if damaged."""
+    """A mapped artefact: `manifest`, `text(name)`, and in the file's memory `tensors` and `blobs`, which are (address,
+    bytes) of compiled graphs by their keys. ArtefactError if damaged."""
 
     def __init__(self, path: str | os.PathLike[str], verify: bool = False) -> None:
         self.path = os.fspath(path)
@@ -164,6 +190,8 @@ class Artefact:
                 self.manifest = self._read_manifest(file)
                 self._texts = {n: self._archive.read(file, n) for n in self._archive.names() if n.endswith(".graph")}
                 start, size = self._archive.place(file, WEIGHTS)
+                found = {match[1]: match[0] for match in map(_BLOB.fullmatch, self._archive.names()) if match}
+                places = {key: self._archive.place(file, name) for key, name in found.items()}
                 self._map = mmap.mmap(file.fileno(), 0, access=_access(self.manifest))
             except ArtefactError:
                 raise
@@ -173,6 +201,11 @@ class Artefact:
         if start + size > len(self._bytes):
             raise ArtefactError(f"{self.path}: the file is cut off inside of the weights")
         self.tensors = self._read_header(start, size)
+        self.blobs: dict[str, tuple[int, int]] = {}
+        for key, (first, length) in places.items():
+            if first + length > len(self._bytes):
+                raise ArtefactError(f"{self.path}: the file is cut off inside of the compiled graph {key}")
+            self.blobs[key] = self._bytes.ctypes.data + first, length
 
     def text(self, name: str) -> str:
         try:

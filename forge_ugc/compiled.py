@@ -57,7 +57,7 @@ class Plan(npu.Dispatched):
     def __init__(self, options: Options, lowered: Lowered, share: Any = None) -> None:
         """share: a program with the same weights, as they are now."""
         self.lowered = lowered
-        self._options = options
+        self.options = options
         self._share = share
         super().__init__(options.choice)
         self._share = None
@@ -115,12 +115,12 @@ class Plan(npu.Dispatched):
         return inputs, keep
 
     def build(self, choice: npu.Choice, settings: dict[str, Any]) -> Any:
-        return self.compile(replace(self._options, choice=choice), **settings)
+        return self.compile(replace(self.options, choice=choice), self.lowered, **settings)
 
     def executable(self) -> bool:
-        return self._options.executable
+        return self.options.executable
 
-    def compile(self, options: Options, **changes: Any) -> Any:
+    def compile(self, options: Options, lowered: Lowered, **changes: Any) -> Any:
         settings: dict[str, Any] = {
             "target": options.choice.target,
             "passes": options.passes,
@@ -133,7 +133,7 @@ class Plan(npu.Dispatched):
             "host_precision": npu.host_precision(options.choice),
             "share": self._share,
         }
-        return self.lowered.table.compile(**{**settings, **changes})
+        return lowered.table.compile(**{**settings, **changes})
 
 
 class CompiledModel:
@@ -526,7 +526,11 @@ class CompiledModel:
             if program is None:
                 plan = self._now()
                 program = self._text_program = plan.compile(
-                    replace(self._options, choice=plan.choice), keep_text=True, executable=False, pack=False
+                    replace(self._options, choice=plan.choice),
+                    plan.lowered,
+                    keep_text=True,
+                    executable=False,
+                    pack=False,
                 )
             return program
 
@@ -584,16 +588,19 @@ class CompiledModel:
         other.report = self.report.follow(weakref.WeakMethod(other._live))
         return other
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, npu_blobs: bool = True) -> None:
         """Writes an artefact, which `forge_ugc.load` makes a callable of, without torch and without compiling.
 
         The weights as they are now, and a program for each set of shapes that was called. Operators that run through
         torch are named in a FallbackWarning; such a file needs torch to load. ArtefactError names what cannot be kept:
         operators that are not ATen's, caches that grow, weights without values.
+
+        `npu_blobs`: of a model on an NPU, also the graphs that its driver has compiled, as they are now; after `wait()`
+        those are the final ones, with weights inside. A machine with the same driver and device compiles nothing then.
         """
         from .saving import save
 
-        save(self if self._adapters is None else self._adapters.present(), path)
+        save(self if self._adapters is None else self._adapters.present(), path, npu_blobs)
 
     def __reduce__(self) -> Any:
         """Pickles as its artefact: what comes back is a LoadedModel, for the same kind of device."""

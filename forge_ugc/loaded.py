@@ -16,6 +16,7 @@ import numpy as np
 from . import _core, npu
 from .arrays import Buffer, allocate, as_numpy, buffer_of, overlap
 from .artefact import DTYPES, Artefact
+from .blobs import Kept, circumstances
 from .errors import ArtefactError
 from .memory import OutputMemory
 from .profile import Profile
@@ -45,6 +46,7 @@ def load(
     npu_options: dict[str, Any] | None = None,
     num_threads: int | None = None,
     verify: bool = False,
+    npu_blobs: bool = True,
 ) -> LoadedModel:
     """A model that `CompiledModel.save` wrote. Torch need not be installed.
 
@@ -52,9 +54,12 @@ def load(
 
     Args:
         path: the file.
-        device, precision, fold, npu_options: as for `compile`.
+        device, precision, fold, npu_options: as for `compile`. On an NPU, precision "auto" is that of the saved model.
         num_threads: default torch.get_num_threads() where torch is imported, else the CPUs this process may use.
         verify: also compare all checksums, which reads the whole file.
+        npu_blobs: use the file's compiled graphs where this NPU's driver would compile the same; `report["npu"]` says
+            how many are the file's ("artefact_hits"), and why others are not ("artefact"). False: compile all graphs.
+            What compiled graphs do on the NPU cannot be checked: False is for files of people who are not trusted.
 
     Raises:
         ArtefactError: (a ValueError) the file is damaged, hostile or newer than this version.
@@ -66,8 +71,10 @@ def load(
         if precision != "auto":
             raise ValueError(f"{artefact.path}: its weights are {kept}; precision={precision!r} cannot be made of them")
         precision = kept
+    elif precision == "auto" and device != "cpu":
+        precision = _npu_precision(artefact)
     choice = npu.choose(device, precision, fold, npu_options, kept=precision == kept)
-    return LoadedModel(artefact, choice, _threads() if num_threads is None else num_threads)
+    return LoadedModel(artefact, choice, _threads() if num_threads is None else num_threads, npu_blobs)
 
 
 def unpickled(data: bytes, request: dict[str, Any], threads: int) -> LoadedModel:
@@ -92,15 +99,23 @@ def _precision(artefact: Artefact) -> str:
     return kept
 
 
+def _npu_precision(artefact: Artefact) -> str:
+    kept = artefact.manifest.get("npu_precision", "auto")
+    if kept not in ("auto", *npu.NPU_PRECISIONS):
+        raise ArtefactError(f"{artefact.path}: an NPU precision that this version does not know: {kept!r:.50}")
+    return str(kept)
+
+
 class LoadedModel:
     """Calls like the model that was saved. Arrays are numpy's, or torch's where a call is given torch tensors; bfloat16
     is numpy's uint16 with the same bits. Thread-safe; state that forward() changes is kept and changed one call at a
     time. `device` is where it runs, `manifest` what the file says of itself."""
 
-    def __init__(self, artefact: Artefact, choice: npu.Choice, threads: int) -> None:
+    def __init__(self, artefact: Artefact, choice: npu.Choice, threads: int, npu_blobs: bool = True) -> None:
         self.manifest = artefact.manifest
         self._path = artefact.path
         self._artefact, self._choice, self._threads = artefact, choice, threads
+        self._npu_blobs = npu_blobs
         self._lock = threading.Lock()
         self._memory = OutputMemory()
         try:
@@ -135,7 +150,7 @@ class LoadedModel:
         programs: list[_Program] = []
         for entry in self.manifest["programs"]:
             share = programs[0].program if programs else None
-            programs.append(_Program(artefact, entry, choice, threads, share))
+            programs.append(_Program(artefact, entry, choice, threads, share, self._npu_blobs))
         if not programs:
             raise ArtefactError(f"{self._path}: no program")
         return programs
@@ -309,8 +324,10 @@ class LoadedModel:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What loading did: phases in ms, buffers, transitions, instructions; see `_core.Program.report`."""
-        return dict(self._programs[0].program.report())
+        """What loading did: phases in ms, buffers, transitions, instructions, the NPU's graphs; see
+        `_core.Program.report`, and for "npu" `_core.Program.npu_report`, to which "artefact" says why graphs are not
+        the file's (None: they all are, or it has none)."""
+        return {**self._programs[0].program.report(), "npu": self._live()["npu"]}
 
     def profile(self, *args: Any, calls: int = 5, **kwargs: Any) -> Profile:
         """As CompiledModel.profile: the time of each instruction over `calls` calls. State stays as it is."""
@@ -331,7 +348,7 @@ class LoadedModel:
     def _live(self) -> dict[str, Any]:
         """What a Report says of now."""
         choice, first = self._programs[0].choice, self._programs[0]
-        found = first.program.npu_report() if choice.npu is not None else None
+        found = first.npu_report() if choice.npu is not None else None
         return {
             "device": choice.device,
             "device_reason": choice.reason,
@@ -347,7 +364,8 @@ class LoadedModel:
 
     def __reduce__(self) -> Any:
         """Pickles as the file's bytes: state that forward() has changed goes back to what was saved."""
-        return unpickled, (self._artefact.data(), self._choice.request(), self._threads)
+        request = {**self._choice.request(), **({} if self._npu_blobs else {"npu_blobs": False})}
+        return unpickled, (self._artefact.data(), request, self._threads)
 
     def __repr__(self) -> str:
         return f"<forge_ugc.LoadedModel of {self.manifest.get('model', '')} on {self.device}>"
@@ -356,9 +374,14 @@ class LoadedModel:
 class _Program(npu.Dispatched):
     """One graph of an artefact, ready to run."""
 
-    def __init__(self, artefact: Artefact, entry: dict[str, Any], choice: npu.Choice, threads: int, share: Any) -> None:
+    def __init__(
+        self, artefact: Artefact, entry: dict[str, Any], choice: npu.Choice, threads: int, share: Any, npu_blobs: bool
+    ) -> None:
         self._artefact, self._graph, self._threads = artefact, _text(entry["graph"]), threads
         self._share = share
+        kept = Kept.read(entry, artefact)
+        self._kept = kept if npu_blobs else None
+        self._here: dict[str, str] = {}  # what this machine compiles graphs for
         self._constants: list[tuple[int, int] | None] = []
         for key in entry["constants"]:
             memory = artefact.tensors[key] if key is not None else None
@@ -390,6 +413,12 @@ class _Program(npu.Dispatched):
                     self.in_place.append((number, index, kind, which))
 
     def build(self, choice: npu.Choice, settings: dict[str, Any]) -> Any:
+        if self._kept is not None and settings.get("npu_mode") == "dispatch":
+            assert choice.npu is not None
+            self._here = circumstances(settings["device"].facts, choice.npu)
+            settings = {**settings, "blobs": self._kept.blobs}
+            if choice.npu.fold == "auto" and self._kept.final(self._here):
+                settings["fold"] = False
         try:
             return _core.load(
                 self._artefact.text(self._graph),
@@ -406,6 +435,12 @@ class _Program(npu.Dispatched):
             )
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ArtefactError(f"{self._artefact.path}: {self._graph}: {error}") from None
+
+    def npu_report(self) -> dict[str, Any]:
+        report: dict[str, Any] = self.program.npu_report()
+        if self._kept is not None and "blocks" in report:
+            report["artefact"] = self._kept.note(self._here, report)
+        return report
 
     def shape_of(self, leaf: int) -> tuple[int, ...]:
         return next(shape for which, _, shape in self.leaves if which == leaf)

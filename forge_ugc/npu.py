@@ -28,7 +28,8 @@ HOST_PRECISIONS = {
     "w4g64": "int4 weights in groups of 64",
     "w4g32": "int4 weights in groups of 32",
 }
-PRECISIONS = ("auto", "fp32", *HOST_PRECISIONS, "fp16", "w8a16", "w4a16")
+NPU_PRECISIONS = ("fp16", "w8a16", "w4a16")
+PRECISIONS = ("auto", "fp32", *HOST_PRECISIONS, *NPU_PRECISIONS)
 _OPTIONS = ("types", "border", "config", "cache")
 
 
@@ -376,6 +377,7 @@ class Dispatched:
 
     program: Any
     choice: Choice
+    device_in_use: _core.NpuDevice | None  # that `program` runs on
 
     def __init__(self, wanted: Choice) -> None:
         self.upgrade: Upgrade | None = None
@@ -411,7 +413,7 @@ class Dispatched:
             arguments: dict[str, Any] = {}
         else:
             arguments = settings.arguments() if self.executable() else {"npu_mode": "none"}
-        self._device = arguments.get("device")
+        self.device_in_use = arguments.get("device")
         self.program = self.build(choice, arguments)
         self.choice = choice
         if settings is None or not dispatched:
@@ -437,7 +439,7 @@ class Dispatched:
             if self.program is not failed:  # another thread has been here
                 return
             if error.reason == "device-lost" and attempt == 0:
-                forget(self._device)
+                forget(self.device_in_use)
                 try:
                     return self._use(self._wanted)
                 except NpuError as again:

@@ -171,6 +171,8 @@ class Report:
             tier = "graphs with constant weights" if d["tier"] else "folded graphs"
             kept = f"{_bytes(npu['blob_bytes'])} compiled, {_bytes(npu['weight_bytes'])} of weights as arguments"
             rows.append(("tier", f"{d['tier']}: {tier}; {npu['blocks']} for {npu['calls']} calls, {kept}"))
+            found = f"{npu['artefact_hits']} from the file, " if npu["artefact_hits"] or npu.get("artefact") else ""
+            rows.append(("graphs", f"{found}{npu['cache_hits']} from the cache, {npu['compiled']} compiled"))
         return rows
 
     def _phase_rows(self) -> list[tuple[str, str]]:
@@ -192,6 +194,9 @@ class Report:
         failed = self._data["npu"] and self._data["npu"].get("upgrade_error")
         if failed:
             rows.append(("npu", f"graphs with constant weights: {failed.splitlines()[0]}", "1", ""))
+        not_used = self._data["npu"] and self._data["npu"].get("artefact")
+        if not_used:
+            rows.append(("npu", not_used, "1", ""))
         return rows
 
     def _fallback_rows(self) -> list[tuple[str, ...]]:

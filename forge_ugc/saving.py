@@ -6,19 +6,22 @@ import os
 import tempfile
 import warnings
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _core, npu
+from . import _core, blobs, npu
+from ._core import NpuError
 from .artefact import FORMAT, Memory, write
 from .capture import TensorMeta
 from .containers import SameContainer
 from .errors import ArtefactError, FallbackWarning
 from .hostdata import kept
 from .loaded import unpickled
-from .lowering import lower
+from .lowering import Lowered, lower
 from .lowering.outputs import Alias, Fresh, Known
 from .signature import children
 from .specialise import Symbols
@@ -26,14 +29,15 @@ from .state import Slot
 from .table import DTYPE_NUMBERS
 
 if TYPE_CHECKING:
-    from .compiled import CompiledModel
+    from .compiled import CompiledModel, Plan
 
 _NAMES = {number: name for number, (name, _, _) in enumerate(_core.dtypes())}
 _CONSTANTS = (type(None), bool, int, float, str)
 
 
-def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
-    """Writes `model` as it is now, with a program for each set of shapes that it has been called with.
+def save(model: CompiledModel, path: str | os.PathLike[str], npu_blobs: bool = True) -> None:
+    """Writes `model` as it is now, with a program for each set of shapes that it has been called with. `npu_blobs`:
+    with the graphs that an NPU's driver has compiled for them.
 
     ArtefactError where something of it cannot be kept: arguments or results of types that need Python code, weights
     without values, calls of torch that are no ATen operators. FallbackWarning where some run through torch: they are
@@ -43,16 +47,20 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
     if captured.containers is not None and captured.containers.changes:
         raise ArtefactError("forward() changes a list, dict or cache of the caller's: that cannot be kept in a file")
     symbolic = model._symbolic
-    shapes = list(model._plans) if symbolic.dynamic else [None]
+    with model._lock:
+        plans = dict(model._plans)
+    shapes = list(plans) if symbolic.dynamic else [None]
     tensors: dict[str, Memory] = {}
     texts: dict[str, str] = {}
     programs: list[dict[str, Any]] = []
+    made: list[tuple[Lowered, Any]] = []
     state: dict[str, torch.Tensor] = {}
     keys: dict[tuple[Any, ...], str] = {}
     outputs: Any = None
     fallbacks: dict[str, str] = {}
-    plan = model._kept() if not model._watcher.changed() else None
-    share = plan.program if plan is not None else None  # weights are quantised once for all shapes
+    if model._watcher.changed():
+        plans = {}  # of other weights
+    share = next((plan.program for plan in plans.values()), None)  # weights are quantised once for all shapes
     for number, key in enumerate(shapes):
         symbols = symbolic.solve(_stand_ins(model, key)) if key is not None else Symbols()
         lowered = lower(captured, symbols, aliases=False)
@@ -69,6 +77,7 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
             share=share,
         )
         share = share or program
+        made.append((lowered, program))
         try:
             text, constants = program.portable()
         except ValueError as error:
@@ -100,12 +109,19 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
         "torch": torch.__version__,
         "precision": npu.host_precision(model._options.choice),
         "model": getattr(model._model, "__name__", type(model._model).__name__),
+        **({"npu_precision": model._options.choice.precision} if model._options.choice.npu is not None else {}),
         **_signature(model),
         "outputs": outputs,
         "state": list(state),
         "programs": programs,
     }
-    write(path, manifest, texts, tensors)
+
+    def compiled_graphs(put: Callable[[str, memoryview], None]) -> None:
+        for key, entry, (lowered, program) in zip(shapes, programs, made, strict=True):
+            if key in plans and (graphs := _graphs(plans[key], lowered, program, put)) is not None:
+                entry["npu"] = graphs
+
+    write(path, manifest, texts, tensors, compiled_graphs if npu_blobs else None)
     if fallbacks:
         warnings.warn(
             f"{os.fspath(path)} holds operators that run through torch, and loads only where torch is: "
@@ -113,6 +129,24 @@ def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
             FallbackWarning,
             stacklevel=3,
         )
+
+
+def _graphs(plan: Plan, lowered: Lowered, saved: Any, put: Callable[[str, memoryview], None]) -> dict[str, Any] | None:
+    """The compiled graphs of a saved program: those of its plan, where the two are the same. They are not where results
+    are views of others, which a file cannot say: then those of the saved program are compiled, as the plan's are."""
+    program, settings, device = plan.program, plan.choice.npu, plan.device_in_use
+    if settings is None or device is None or "tier" not in (report := program.npu_report()):
+        return None
+    if any(program.text(stage) != saved.text(stage) for stage in ("final", "schedule")):
+        try:
+            program = plan.compile(
+                replace(plan.options, choice=plan.choice, pack=False, schedule=True),
+                lowered,
+                **{**settings.arguments(), "fold": report["tier"] == 0},
+            )
+        except NpuError:  # it is lost, or takes no more: the file goes without
+            return None
+    return blobs.keep(program, blobs.circumstances(device.facts, settings), put)
 
 
 def pickled(model: CompiledModel) -> tuple[Any, ...]:

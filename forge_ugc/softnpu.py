@@ -230,6 +230,7 @@ def software_npu(
     extension: str = "1.16",
     device: str = "npu4000",
     compiler_version: str = "7.30",
+    driver_version: int = 1,
     no_compiler: bool = False,
     memory: int | None = None,
     latency: float = 0.0,
@@ -259,6 +260,7 @@ def software_npu(
         extension: version of the graph extension, "1.2" to "1.16"; "0.0": none.
         device: "npu3720", "npu4000" or "npu5010".
         compiler_version: of the driver's compiler.
+        driver_version: of the driver.
         no_compiler: it has none.
         memory: bytes that graphs and allocations may take; default: no limit.
         latency: seconds that each execution of a graph takes at least.
@@ -286,6 +288,7 @@ def software_npu(
         "extension": extension,
         "device": device,
         "compiler": "0.0" if no_compiler else compiler_version,
+        "driver_version": driver_version,
         "memory": memory or 0,
         "latency_us": round(latency * 1e6),
         "lose_after": lose_after,

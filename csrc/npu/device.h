@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/dtype.h"
+#include "npu/hash.h"
 
 /* Why there is no NPU, or why it failed: Context.reason of a CODE_DEVICE failure. */
 #define NPU_REASONS(X)                                                                                                 \
@@ -72,27 +73,49 @@ typedef struct NpuArgument {
     int64_t bytes;
 } NpuArgument;
 
+/* A compiled graph that lies in the caller's memory: of an artefact. Nothing of it is believed. */
+typedef struct NpuBlob NpuBlob;
+struct NpuBlob {
+    Hash128 key, checksum; /* what it was compiled from, as the cache's entries have it; of its bytes */
+    const void *data;
+    size_t bytes;
+};
+typedef enum NpuOrigin { NPU_COMPILED, NPU_FROM_CACHE, NPU_FROM_BLOB, NPU_ORIGIN_COUNT } NpuOrigin;
+typedef struct NpuMade {
+    NpuOrigin origin;
+    NpuReason refused; /* NPU_NONE, or why the blob with its key could not be used */
+} NpuMade;
+
 /* Writes the weights file into `out` (`bytes` long). */
 typedef Code (*NpuFillFn)(Context *ctx, void *user, void *out, int64_t bytes);
+/* CODE_DEVICE: the graph's arguments are not those of the model. */
+typedef Code (*NpuAcceptFn)(Context *ctx, void *user, const NpuGraph *graph);
 typedef struct NpuGraphDesc {
     const char *xml; /* with the rt_info that the compiler wants (npu_emit writes it) */
     size_t xml_bytes;
     int64_t bin_bytes;
-    NpuFillFn fill; /* called once if the graph is compiled, and if there is a cache */
-    void *user;
+    NpuFillFn fill;        /* called once */
+    NpuAcceptFn accept;    /* NULL: any arguments will do */
+    void *user;            /* of both */
     const char *config;    /* 'KEY="VALUE" ...'; options that the driver does not know are an error naming them */
     const char *cache_dir; /* NULL: none */
-    const char *what;      /* for messages: "block of 12 instructions from model.py:31" */
+    const NpuBlob *blobs;  /* looked through before the cache; their memory must outlive the graph */
+    uint32_t n_blobs;
+    const char *what; /* for messages: "block of 12 instructions from model.py:31" */
 } NpuGraphDesc;
-/* Compiles, or loads a native blob from the cache. Thread-safe. Arguments come in the order inputs, outputs as the
- * driver lists them. `*from_cache` may be NULL. The cache (cache.h) holds at most FORGE_CACHE_BYTES; what it cannot
- * read or write, and a blob that the driver refuses, is compiled anew. */
+/* Loads the blob with the graph's key, or the cache's, or compiles. Thread-safe. Arguments come in the order inputs,
+ * outputs as the driver lists them. `made` may be NULL. The cache (cache.h) holds at most FORGE_CACHE_BYTES; what it
+ * cannot read or write, and what the driver or `accept` refuses of blobs, is compiled anew. CODE_INVALID: a blob is not
+ * what its checksum says. Blobs never get into the cache. */
 MUST_USE Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, NpuGraph **out,
-                               bool *from_cache);
+                               NpuMade *made);
 void npu_graph_destroy(NpuGraph *graph); /* after the lists that it was recorded into */
 uint32_t npu_graph_arguments(const NpuGraph *graph);
 const NpuArgument *npu_graph_argument(const NpuGraph *graph, uint32_t index);
 int64_t npu_graph_blob_bytes(NpuGraph *graph); /* size of the native blob; 0 where the driver cannot tell */
+/* The native blob, until the graph is destroyed and `*own` freed (free()). out->data NULL: it is not to be had, since
+ * the cache that the graph came from has lost it, or the driver gives none. */
+MUST_USE Code npu_graph_blob(Context *ctx, NpuGraph *graph, const char *cache_dir, NpuBlob *out, void **own);
 
 /* --- memory --------------------------------------------------------------------------------------------------------
  */

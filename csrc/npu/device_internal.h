@@ -60,6 +60,9 @@ struct NpuGraph {
     NpuArgument *arguments;
     uint32_t n_arguments;
     pthread_mutex_t lock; /* set_argument and append_execute belong together */
+    Hash128 key;          /* of what it was compiled from */
+    NpuOrigin origin;
+    const NpuBlob *given; /* with NPU_FROM_BLOB */
     void *blob;           /* cached blob that the driver may still read; free() */
     int64_t blob_bytes;   /* 0: not asked yet */
 };

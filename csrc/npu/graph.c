@@ -1,4 +1,4 @@
-/* Graphs: OpenVINO IR compiled by the driver, or a native blob from the cache. */
+/* Graphs: OpenVINO IR compiled by the driver, or a native blob: one that came with the program, or the cache's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -308,48 +308,13 @@ static Code initialize(Context *ctx, NpuGraph *graph, const char *what) {
     return CODE_OK;
 }
 
-/* --- the whole -----------------------------------------------------------------------------------------------------
+/* --- native blobs --------------------------------------------------------------------------------------------------
  */
 
-/* An entry that this driver takes. It may refuse one: of another firmware, or damaged before it was written. */
-static Code load_cached(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, Hash128 key, bool *hit) {
-    size_t bytes;
-    *hit = false;
-    if (!cache_load(desc->cache_dir, key, &graph->blob, &bytes)) return CODE_OK;
-    ZeResult r = create(graph->device, ZE_GRAPH_NATIVE, graph->blob, bytes, "", 0, &graph->graph, NULL);
-    if (r == ZE_SUCCESS) {
-        graph->blob_bytes = (int64_t)bytes;
-        *hit = true;
-        return CODE_OK;
-    }
-    free(graph->blob);
-    graph->blob = NULL;
-    NpuReason reason = ze_reason(r);
-    if (reason == NPU_DEVICE_LOST || reason == NPU_NO_MEMORY)
-        return ze_fail(ctx, graph->device, r, "loading %.200s", desc->what ? desc->what : "a graph");
-    cache_remove(desc->cache_dir, key);
-    return CODE_OK;
-}
-
-static void store(NpuGraph *graph, const char *dir, Hash128 key) {
-    const ZeGraphTable *t = graph->device->graphs;
-    size_t bytes = 0;
-    const uint8_t *view = NULL;
-    uint8_t *copy = NULL;
-    if (graph->device->minor >= 7) {
-        if (t->native_binary2(graph->graph, &bytes, &view) != ZE_SUCCESS) return;
-    } else if (t->native_binary(graph->graph, &bytes, NULL) == ZE_SUCCESS && bytes && (copy = malloc(bytes))) {
-        if (t->native_binary(graph->graph, &bytes, copy) == ZE_SUCCESS) view = copy;
-    }
-    if (view && bytes) {
-        cache_store(dir, key, view, bytes);
-        graph->blob_bytes = (int64_t)bytes;
-    }
-    free(copy);
-}
-
-static Code finish(Context *ctx, NpuGraph *graph, const char *what) {
+static Code finish(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc) {
+    const char *what = desc->what ? desc->what : "a graph";
     TRY(read_arguments(ctx, graph, what));
+    if (desc->accept) TRY(desc->accept(ctx, desc->user, graph));
     return initialize(ctx, graph, what);
 }
 
@@ -364,35 +329,121 @@ static void unload(NpuGraph *graph) {
     graph->blob_bytes = 0;
 }
 
-/* From the cache, if *hit afterwards. An entry may also turn out to be of other firmware when it is loaded. */
-static Code try_cache(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, Hash128 key, bool *hit) {
-    TRY(load_cached(ctx, graph, desc, key, hit));
-    if (!*hit) return CODE_OK;
-    Code code = finish(ctx, graph, desc->what ? desc->what : "a graph");
-    if (code != CODE_DEVICE || ctx->reason == NPU_DEVICE_LOST || ctx->reason == NPU_NO_MEMORY) return code;
+static bool passes_on(NpuReason reason) { return reason == NPU_DEVICE_LOST || reason == NPU_NO_MEMORY; }
+
+/* A driver may refuse a blob, at once or when it is initialised: of another firmware, or damaged before its checksum
+ * was made. Such a graph is unloaded again, and *refused says why. */
+static Code load_blob(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, const void *data, size_t bytes,
+                      NpuReason *refused) {
+    *refused = NPU_NONE;
+    ZeResult r = create(graph->device, ZE_GRAPH_NATIVE, data, bytes, "", 0, &graph->graph, NULL);
+    if (r != ZE_SUCCESS) {
+        *refused = ze_reason(r);
+        if (passes_on(*refused))
+            return ze_fail(ctx, graph->device, r, "loading %.200s", desc->what ? desc->what : "a graph");
+    } else {
+        graph->blob_bytes = (int64_t)bytes;
+        Code code = finish(ctx, graph, desc);
+        if (code != CODE_DEVICE || passes_on((NpuReason)ctx->reason)) return code;
+        *refused = (NpuReason)ctx->reason;
+        ctx->code = CODE_OK;
+    }
     unload(graph);
-    cache_remove(desc->cache_dir, key);
-    *hit = false;
-    ctx->code = CODE_OK;
     return CODE_OK;
 }
 
-static Code fill_graph(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, const Buffer *input, bool *hit) {
-    Hash128 key = {0, 0};
-    if (desc->cache_dir) {
-        key = cache_key(graph->device, desc, input);
-        TRY(try_cache(ctx, graph, desc, key, hit));
-        if (*hit) return CODE_OK;
+static Code try_blobs(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, NpuMade *made) {
+    const NpuBlob *blob = NULL;
+    for (uint32_t i = 0; i < desc->n_blobs && !blob; i++) {
+        if (hash_equal(desc->blobs[i].key, graph->key)) blob = &desc->blobs[i];
     }
-    TRY(check_cancelled(ctx));
-    TRY(compile(ctx, graph->device, desc, input, &graph->graph));
-    if (desc->cache_dir) store(graph, desc->cache_dir, key);
-    return finish(ctx, graph, desc->what ? desc->what : "a graph");
+    if (!blob) return CODE_OK;
+    if (!hash_equal(hash_of(blob->data, blob->bytes), blob->checksum))
+        return fail(ctx, CODE_INVALID,
+                    "the compiled graph %016llx%016llx (%zu bytes) is damaged: its checksum is wrong",
+                    (unsigned long long)blob->key.a, (unsigned long long)blob->key.b, blob->bytes);
+    TRY(load_blob(ctx, graph, desc, blob->data, blob->bytes, &made->refused));
+    if (made->refused != NPU_NONE) return CODE_OK;
+    graph->given = blob;
+    made->origin = NPU_FROM_BLOB;
+    return CODE_OK;
 }
 
-Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, NpuGraph **out, bool *from_cache) {
+static Code try_cache(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, NpuMade *made) {
+    size_t bytes;
+    NpuReason refused;
+    if (!desc->cache_dir || !cache_load(desc->cache_dir, graph->key, &graph->blob, &bytes)) return CODE_OK;
+    TRY(load_blob(ctx, graph, desc, graph->blob, bytes, &refused));
+    if (refused == NPU_NONE)
+        made->origin = NPU_FROM_CACHE;
+    else
+        cache_remove(desc->cache_dir, graph->key);
+    return CODE_OK;
+}
+
+/* What the driver made: its own memory, or (`*own`) a copy. NULL: it does not say. */
+static const void *native_binary(NpuGraph *graph, size_t *bytes, void **own) {
+    const ZeGraphTable *t = graph->device->graphs;
+    const uint8_t *view = NULL;
+    *bytes = 0;
+    *own = NULL;
+    if (graph->device->minor >= 7) return t->native_binary2(graph->graph, bytes, &view) == ZE_SUCCESS ? view : NULL;
+    if (t->native_binary(graph->graph, bytes, NULL) != ZE_SUCCESS || !*bytes || !(*own = malloc(*bytes))) return NULL;
+    return t->native_binary(graph->graph, bytes, *own) == ZE_SUCCESS ? *own : NULL;
+}
+
+static void store(NpuGraph *graph, const char *dir) {
+    size_t bytes;
+    void *own;
+    const void *blob = native_binary(graph, &bytes, &own);
+    if (blob && bytes) {
+        cache_store(dir, graph->key, blob, bytes);
+        graph->blob_bytes = (int64_t)bytes;
+    }
+    free(own);
+}
+
+/* Of a graph that was loaded the driver has no more than our pointer, so that it is never asked for the blob. */
+Code npu_graph_blob(Context *ctx, NpuGraph *graph, const char *cache_dir, NpuBlob *out, void **own) {
+    *own = NULL;
+    *out = (NpuBlob){.key = graph->key};
+    TRY(check_cancelled(ctx));
+    if (graph->origin == NPU_FROM_BLOB) {
+        *out = *graph->given;
+        return CODE_OK;
+    }
+    if (graph->origin == NPU_FROM_CACHE) {
+        if (cache_dir && cache_load(cache_dir, graph->key, own, &out->bytes)) out->data = *own;
+    } else if (npu_device_mine(graph->device)) {
+        pthread_mutex_lock(&graph->lock);
+        out->data = native_binary(graph, &out->bytes, own);
+        pthread_mutex_unlock(&graph->lock);
+    }
+    if (out->data && out->bytes)
+        out->checksum = hash_of(out->data, out->bytes);
+    else
+        out->data = NULL;
+    return CODE_OK;
+}
+
+/* --- the whole -----------------------------------------------------------------------------------------------------
+ */
+
+static Code fill_graph(Context *ctx, NpuGraph *graph, const NpuGraphDesc *desc, const Buffer *input, NpuMade *made) {
+    graph->key = cache_key(graph->device, desc, input);
+    TRY(try_blobs(ctx, graph, desc, made));
+    if (made->origin == NPU_COMPILED) TRY(try_cache(ctx, graph, desc, made));
+    if (made->origin != NPU_COMPILED) return CODE_OK;
+    TRY(check_cancelled(ctx));
+    TRY(compile(ctx, graph->device, desc, input, &graph->graph));
+    if (desc->cache_dir) store(graph, desc->cache_dir);
+    return finish(ctx, graph, desc);
+}
+
+Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, NpuGraph **out, NpuMade *made) {
+    NpuMade how = {NPU_COMPILED, NPU_NONE};
     *out = NULL;
-    if (from_cache) *from_cache = false;
+    if (made) *made = how;
     TRY(npu_device_usable(ctx, device));
     TRY(check_config(ctx, device, desc->config));
     NpuGraph *graph = calloc(1, sizeof *graph);
@@ -400,15 +451,15 @@ Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc,
     graph->device = npu_device_ref(device);
     pthread_mutex_init(&graph->lock, NULL);
     Buffer input = {NULL, 0};
-    bool hit = false;
     Code code = make_input(ctx, device, desc, &input);
-    if (code == CODE_OK) code = fill_graph(ctx, graph, desc, &input, &hit);
+    if (code == CODE_OK) code = fill_graph(ctx, graph, desc, &input, &how);
     free(input.data);
     if (code != CODE_OK) {
         npu_graph_destroy(graph);
         return code;
     }
-    if (from_cache) *from_cache = hit;
+    graph->origin = how.origin;
+    if (made) *made = how;
     *out = graph;
     return CODE_OK;
 }

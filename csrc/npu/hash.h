@@ -2,6 +2,7 @@
 #ifndef FORGE_NPU_HASH_H
 #define FORGE_NPU_HASH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,5 +28,6 @@ void hash_add(Hash *hash, const void *data, size_t bytes);
 void hash_add_piece(Hash *hash, const void *data, size_t bytes);
 Hash128 hash_done(const Hash *hash);
 Hash128 hash_of(const void *data, size_t bytes);
+static inline bool hash_equal(Hash128 x, Hash128 y) { return x.a == y.a && x.b == y.b; }
 
 #endif

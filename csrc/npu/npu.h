@@ -12,6 +12,7 @@
 #define FORGE_NPU_NPU_H
 
 #include "exec/backend.h"
+#include "npu/hash.h"
 #include "npuir/segment.h"
 
 typedef enum Precision {
@@ -163,21 +164,26 @@ const char *emit_reason(Op op);
  */
 typedef struct NpuDevice NpuDevice; /* device.h */
 typedef struct NpuSession NpuSession;
+typedef struct NpuBlob NpuBlob;
 
 typedef struct SessionOptions {
     PlanOptions plan;
     EmitOptions emit;
     const char *config;    /* options for the compiler: 'KEY="VALUE" ...' or "" */
     const char *cache_dir; /* NULL: no blob cache */
-    int threads;           /* how many blocks are compiled at once */
+    const NpuBlob *blobs;  /* compiled graphs that are there already; what they point to must outlive the session */
+    uint32_t n_blobs;
+    int threads; /* how many blocks are compiled at once */
 } SessionOptions;
 
 typedef struct SessionReport {
     uint32_t tier; /* 0: folded graphs, 1: constant weights */
     uint32_t n_segments, n_blocks, n_calls;
-    uint32_t cache_hits, cache_misses;
-    double emit_ms, compile_ms, weights_ms; /* of the current tier */
-    int64_t blob_bytes, weight_bytes;       /* compiled graphs; weights as arguments */
+    uint32_t blob_hits, cache_hits, compiled; /* blocks: from options.blobs, from the cache, neither */
+    uint32_t blobs_refused;                   /* of options.blobs, by the driver or since its arguments are others */
+    uint32_t refused;                         /* an NpuReason for one of them */
+    double emit_ms, compile_ms, weights_ms;   /* of the current tier */
+    int64_t blob_bytes, weight_bytes;         /* compiled graphs; weights as arguments */
 } SessionReport;
 
 /* Plans, emits and compiles. `ir`, its graph and constants are borrowed and must outlive the session; `segments` too.
@@ -190,5 +196,10 @@ Backend *npu_session_backend(NpuSession *session);
  * while calls run. Nothing changes if it fails. */
 MUST_USE Code npu_session_upgrade(Context *ctx, NpuSession *session);
 void npu_session_report(NpuSession *session, SessionReport *out);
+/* `visit` sees the compiled graphs of the present tier, those that are to be had (npu_graph_blob); *tier and *graphs
+ * say which tier that is, and how many it has. From any thread. */
+typedef Code (*BlobVisit)(Context *ctx, void *user, const NpuBlob *blob);
+MUST_USE Code npu_session_blobs(Context *ctx, NpuSession *session, BlobVisit visit, void *user, uint32_t *tier,
+                                uint32_t *graphs);
 
 #endif

@@ -127,6 +127,12 @@ static Code copy_options(Context *ctx, NpuSession *s, const SessionOptions *opti
         TRY(arena_string(ctx, &s->memory, options->cache_dir, &text));
         s->options.cache_dir = text;
     }
+    if (options->n_blobs) {
+        NpuBlob *blobs;
+        TRY(ARENA_NEW(ctx, &s->memory, options->n_blobs, &blobs));
+        memcpy(blobs, options->blobs, options->n_blobs * sizeof *blobs);
+        s->options.blobs = blobs;
+    }
     if (s->options.threads < 1) s->options.threads = 1;
     return CODE_OK;
 }
@@ -204,6 +210,27 @@ Code npu_session_upgrade(Context *ctx, NpuSession *s) {
     pthread_mutex_lock(&s->upgrading);
     Code code = upgrade(ctx, s);
     pthread_mutex_unlock(&s->upgrading);
+    return code;
+}
+
+static Code visit_blobs(Context *ctx, const Tier *tier, const char *cache_dir, BlobVisit visit, void *user) {
+    for (uint32_t i = 0; i < tier->plan->n_blocks; i++) {
+        NpuBlob blob;
+        void *own;
+        TRY(npu_graph_blob(ctx, tier->graphs[i], cache_dir, &blob, &own));
+        Code code = blob.data ? visit(ctx, user, &blob) : CODE_OK;
+        free(own);
+        TRY(code);
+    }
+    return CODE_OK;
+}
+
+Code npu_session_blobs(Context *ctx, NpuSession *s, BlobVisit visit, void *user, uint32_t *tier, uint32_t *graphs) {
+    Tier *now = current_tier(s); /* an upgrade meanwhile leaves it alone */
+    *tier = now->number;
+    *graphs = now->plan->n_blocks;
+    Code code = visit_blobs(ctx, now, s->options.cache_dir, visit, user);
+    tier_unref(now);
     return code;
 }
 

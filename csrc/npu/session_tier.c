@@ -57,22 +57,21 @@ static Code bind_argument(Context *ctx, const NpuModel *model, const NpuArgument
                        argument->name);
 }
 
-static Code bind_arguments(Context *ctx, Tier *tier, uint32_t block) {
-    const NpuModel *model = tier->models[block];
-    const NpuGraph *graph = tier->graphs[block];
-    uint32_t n = npu_graph_arguments(graph), expected = model->n_in + model->n_args + model->n_out;
-    TRY(ARENA_NEW(ctx, &tier->memory, n, &tier->bindings[block]));
+static uint32_t count_arguments(const NpuModel *model) { return model->n_in + model->n_args + model->n_out; }
+
+/* `bindings`: as many as the model has arguments. */
+static Code bind_arguments(Context *ctx, const NpuModel *model, const NpuGraph *graph, Binding *bindings) {
+    uint32_t n = npu_graph_arguments(graph), expected = count_arguments(model);
+    if (n != expected)
+        return fail_device(ctx, NPU_COMPILE_FAILED, "the driver lists %u arguments of a graph, not %u", n, expected);
     for (uint32_t i = 0; i < n; i++) {
-        TRY(bind_argument(ctx, model, npu_graph_argument(graph, i), &tier->bindings[block][i]));
+        TRY(bind_argument(ctx, model, npu_graph_argument(graph, i), &bindings[i]));
         for (uint32_t k = 0; k < i; k++) {
-            if (tier->bindings[block][k].kind == tier->bindings[block][i].kind &&
-                tier->bindings[block][k].index == tier->bindings[block][i].index)
+            if (bindings[k].kind == bindings[i].kind && bindings[k].index == bindings[i].index)
                 return fail_device(ctx, NPU_COMPILE_FAILED, "the driver lists argument '%s' twice",
                                    npu_graph_argument(graph, i)->name);
         }
     }
-    if (n != expected)
-        return fail_device(ctx, NPU_COMPILE_FAILED, "the driver lists %u arguments of a graph, not %u", n, expected);
     return CODE_OK;
 }
 
@@ -80,44 +79,62 @@ static Code bind_arguments(Context *ctx, Tier *tier, uint32_t block) {
 typedef struct Build {
     Tier *tier;
     const SessionOptions *options;
-    const char **what;      /* of each block, for messages */
-    uint32_t *order;        /* of blocks, largest first */
-    atomic_uint hits, left; /* graphs from the cache; graphs to compile */
+    const char **what; /* of each block, for messages */
+    uint32_t *order;   /* of blocks, largest first */
+    atomic_uint origins[NPU_ORIGIN_COUNT];
+    atomic_uint n_refused, refused; /* SessionReport's blobs_refused and refused */
+    atomic_uint left;               /* graphs to come */
     Progress *progress;
     double start;
     double compiled_ms; /* written by who compiles the last one */
 } Build;
 
-typedef struct Fill {
+typedef struct Making { /* of one graph */
     const Graph *graph;
     const NpuModel *model;
-} Fill;
+    Binding *bindings;
+    const char *what;
+} Making;
 
 static Code fill_bin(Context *ctx, void *user, void *out, int64_t bytes) {
-    const Fill *fill = user;
-    if (bytes != fill->model->bin_bytes)
-        return fail(ctx, CODE_INTERNAL, "weights of %lld bytes into %lld", (long long)fill->model->bin_bytes,
+    const Making *making = user;
+    if (bytes != making->model->bin_bytes)
+        return fail(ctx, CODE_INTERNAL, "weights of %lld bytes into %lld", (long long)making->model->bin_bytes,
                     (long long)bytes);
-    return npu_model_bin(ctx, fill->graph, fill->model, out);
+    return npu_model_bin(ctx, making->graph, making->model, out);
+}
+
+static Code accept(Context *ctx, void *user, const NpuGraph *graph) {
+    const Making *making = user;
+    Code code = bind_arguments(ctx, making->model, graph, making->bindings);
+    if (code != CODE_OK) fail_prefix(ctx, "%s", making->what);
+    return code;
 }
 
 static Code compile_block(Context *ctx, Build *b, uint32_t block) {
     Tier *tier = b->tier;
     NpuModel *model = tier->models[block];
-    Fill fill = {tier->ir->graph, model};
-    bool from_cache = false;
+    Making making = {tier->ir->graph, model, tier->bindings[block], b->what[block]};
+    NpuMade made;
     const NpuGraphDesc desc = {.xml = model->xml.data,
                                .xml_bytes = model->xml.size,
                                .bin_bytes = model->bin_bytes,
                                .fill = fill_bin,
-                               .user = &fill,
+                               .accept = accept,
+                               .user = &making,
                                .config = b->options->config ? b->options->config : "",
                                .cache_dir = b->options->cache_dir,
+                               .blobs = b->options->blobs,
+                               .n_blobs = b->options->n_blobs,
                                .what = b->what[block]};
-    TRY(npu_graph_create(ctx, tier->device, &desc, &tier->graphs[block], &from_cache));
+    TRY(npu_graph_create(ctx, tier->device, &desc, &tier->graphs[block], &made));
     npu_model_destroy(model);
     text_init(&model->xml);
-    if (from_cache) atomic_fetch_add(&b->hits, 1);
+    atomic_fetch_add(&b->origins[made.origin], 1);
+    if (made.refused != NPU_NONE) {
+        atomic_fetch_add(&b->n_refused, 1);
+        atomic_store(&b->refused, made.refused);
+    }
     progress_add(b->progress, 1);
     if (atomic_fetch_sub(&b->left, 1) == 1) b->compiled_ms = session_now_ms() - b->start;
     return CODE_OK;
@@ -171,6 +188,7 @@ static Code emit_models(Context *ctx, Tier *tier, const SessionOptions *options,
         TRY(check_cancelled(ctx));
         TRY(describe(ctx, tier, i, &b->what[i]));
         TRY(npu_emit(ctx, &tier->memory, tier->ir, &plan->blocks[i], &options->emit, &tier->models[i]));
+        TRY(ARENA_NEW(ctx, &tier->memory, count_arguments(tier->models[i]), &tier->bindings[i]));
         uint32_t at = i;
         for (; at > 0 && plan->blocks[b->order[at - 1]].n_instrs < plan->blocks[i].n_instrs; at--)
             b->order[at] = b->order[at - 1];
@@ -201,26 +219,24 @@ static Code build(Context *ctx, Tier *tier, const Segments *segments, const Sess
     TRY(values_plan(ctx, &tier->memory, plan, tier->models, &tier->values));
     b.start = session_now_ms();
     TRY(weights_plan(ctx, &tier->memory, tier->device, plan, tier->models, &tier->weights));
-    atomic_init(&b.hits, 0);
+    for (int i = 0; i < NPU_ORIGIN_COUNT; i++) atomic_init(&b.origins[i], 0);
+    atomic_init(&b.n_refused, 0);
+    atomic_init(&b.refused, NPU_NONE);
     atomic_init(&b.left, plan->n_blocks);
     progress_begin(ctx->progress, PHASE_NPU, plan->n_blocks);
     TRY(jobs_run(ctx, options->threads, plan->n_blocks + tier->weights.count, run_job, &b));
     report->compile_ms = b.compiled_ms;
     report->weights_ms = session_now_ms() - b.start - b.compiled_ms;
-    for (uint32_t i = 0; i < plan->n_blocks; i++) {
-        Code code = bind_arguments(ctx, tier, i);
-        if (code != CODE_OK) {
-            fail_prefix(ctx, "%s", b.what[i]);
-            return code;
-        }
-        report->blob_bytes += npu_graph_blob_bytes(tier->graphs[i]);
-    }
+    for (uint32_t i = 0; i < plan->n_blocks; i++) report->blob_bytes += npu_graph_blob_bytes(tier->graphs[i]);
     tier->number = report->tier = is_final(plan, fold);
     report->n_segments = segments->count;
     report->n_blocks = plan->n_blocks;
     report->n_calls = plan->n_calls;
-    report->cache_hits = atomic_load(&b.hits);
-    report->cache_misses = plan->n_blocks - report->cache_hits;
+    report->compiled = atomic_load(&b.origins[NPU_COMPILED]);
+    report->cache_hits = atomic_load(&b.origins[NPU_FROM_CACHE]);
+    report->blob_hits = atomic_load(&b.origins[NPU_FROM_BLOB]);
+    report->blobs_refused = atomic_load(&b.n_refused);
+    report->refused = atomic_load(&b.refused);
     report->weight_bytes = tier->weights.bytes;
     return CODE_OK;
 }

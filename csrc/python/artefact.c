@@ -153,29 +153,87 @@ static bool read_constants(PyObject *sequence, ConstantData **out, size_t *count
     return true;
 }
 
+/* 32 digits. */
+static bool read_hash(PyObject *text, Hash128 *out) {
+    Py_ssize_t size;
+    const char *digits = PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &size) : NULL;
+    if (!digits || size != 32 || strspn(digits, "0123456789abcdef") != 32) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "blobs: %R are not 32 hexadecimal digits", text);
+        return false;
+    }
+    char half[17] = {0};
+    memcpy(half, digits, 16);
+    out->a = strtoull(half, NULL, 16);
+    out->b = strtoull(digits + 16, NULL, 16);
+    return true;
+}
+
+static bool read_blob(PyObject *item, NpuBlob *out) {
+    PyObject *key, *checksum;
+    unsigned long long address;
+    Py_ssize_t bytes;
+    if (!PyTuple_Check(item)) {
+        PyErr_Format(PyExc_TypeError, "blobs: want (key, checksum, address, bytes), got %R", item);
+        return false;
+    }
+    if (!PyArg_ParseTuple(item, "OOKn:blobs", &key, &checksum, &address, &bytes)) return false;
+    if (bytes <= 0 || !address) {
+        PyErr_Format(PyExc_ValueError, "blobs: %zd bytes at %llu", bytes, address);
+        return false;
+    }
+    out->data = (const void *)(uintptr_t)address;
+    out->bytes = (size_t)bytes;
+    return read_hash(key, &out->key) && read_hash(checksum, &out->checksum);
+}
+
+static bool read_blobs(PyObject *sequence, NpuBlob **out, uint32_t *count) {
+    PyObject *items = PySequence_Fast(sequence, "blobs: want a sequence");
+    *out = NULL;
+    if (!items) return false;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+    NpuBlob *blobs = n <= UINT32_MAX ? PyMem_Calloc((size_t)n + 1, sizeof *blobs) : NULL;
+    bool ok = blobs != NULL;
+    if (!ok) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; ok && i < n; i++) ok = read_blob(PySequence_Fast_GET_ITEM(items, i), &blobs[i]);
+    Py_DECREF(items);
+    if (!ok) {
+        PyMem_Free(blobs);
+        return false;
+    }
+    *out = blobs;
+    *count = (uint32_t)n;
+    return true;
+}
+
 PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"text",      "constants",  "target",   "keep_text", "executable",      "pack",
                                "threads",   "keepalive",  "npu_mode", "device",    "precision",       "fold",
                                "f32_types", "f32_border", "config",   "cache_dir", "fail_allocation", "host_precision",
-                               "callees",   "share",      NULL};
+                               "callees",   "share",      "blobs",    NULL};
     ProgramArgs given;
-    PyObject *sequence;
+    PyObject *sequence, *blob_sequence = NULL;
     const char *text;
     Py_ssize_t size;
     unsigned long long fail_allocation = 0;
     unsigned callees = 0;
     program_args_init(&given);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|$spppiOsOspppszKsIO:load", keywords, &text, &size, &sequence,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|$spppiOsOspppszKsIOO:load", keywords, &text, &size, &sequence,
                                      &given.options.target, &given.keep_text, &given.executable, &given.pack,
                                      &given.options.threads, &given.keepalive, &given.npu_mode, &given.device,
                                      &given.precision, &given.fold, &given.f32_types, &given.f32_border,
                                      &given.options.npu.config, &given.options.npu.cache_dir, &fail_allocation,
-                                     &given.host_precision, &callees, &given.share))
+                                     &given.host_precision, &callees, &given.share, &blob_sequence))
         return NULL;
     const ModuleState *state = PyModule_GetState(module);
     ConstantData *constants;
+    NpuBlob *blobs = NULL;
     size_t n;
     if (!program_args_check(state, &given) || !read_constants(sequence, &constants, &n)) return NULL;
+    if (blob_sequence && !read_blobs(blob_sequence, &blobs, &given.options.npu.n_blobs)) {
+        PyMem_Free(constants);
+        return NULL;
+    }
+    given.options.npu.blobs = blobs; /* the program has a copy of the list */
     Context ctx;
     Door door;
     Program *program = NULL;
@@ -185,6 +243,7 @@ PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs) {
     Code code = forge_load(&ctx, text, (size_t)size, constants, n, callees, &given.options, &program);
     door_enter(&door);
     PyMem_Free(constants);
+    PyMem_Free(blobs);
     if (code == CODE_OK) return make_program(module, program, given.keepalive);
     raise_code(state, &ctx, code);
     return NULL;

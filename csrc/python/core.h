@@ -107,6 +107,7 @@ PyObject *module_npu_likely(PyObject *module, PyObject *unused);
 PyObject *program_upgrade(PyObject *program, PyObject *unused);
 PyObject *program_stop_upgrade(PyObject *program, PyObject *unused);
 PyObject *program_npu_report(PyObject *program, PyObject *unused);
+PyObject *program_npu_blobs(PyObject *program, PyObject *write);
 PyObject *program_openvino_models(PyObject *program, PyObject *args, PyObject *kwargs);
 
 #endif

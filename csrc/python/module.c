@@ -155,7 +155,7 @@ static PyMethodDef module_methods[] = {
     {"load", (PyCFunction)(void (*)(void))program_load, METH_VARARGS | METH_KEYWORDS,
      "load(text, constants, *, target='cpu', keep_text=False, executable=True, pack=True, threads=1, keepalive=None, "
      "npu_mode='none', device=None, precision='fp16', fold=True, f32_types=False, f32_border=False, config='', "
-     "cache_dir=None, fail_allocation=0)\n--\n\n"
+     "cache_dir=None, fail_allocation=0, host_precision='fp32', callees=0, share=None, blobs=())\n--\n\n"
      "A program from what portable() gave: its text and, for each constant, (address, bytes) or None."},
     {"optimize_text", (PyCFunction)(void (*)(void))module_optimize_text, METH_VARARGS | METH_KEYWORDS,
      "optimize_text(text, passes='default', emit='graph', target='cpu', alpha=1.0)\n--\n\n"

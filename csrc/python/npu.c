@@ -147,15 +147,66 @@ PyObject *program_npu_report(PyObject *object, PyObject *unused) {
     if (!report || !p->session) return report;
     SessionReport r;
     npu_session_report(p->session, &r);
-    PyObject *session = Py_BuildValue("{s:I,s:I,s:I,s:I,s:I,s:d,s:d,s:d,s:L,s:L}", "tier", (unsigned)r.tier, "blocks",
-                                      (unsigned)r.n_blocks, "calls", (unsigned)r.n_calls, "cache_hits",
-                                      (unsigned)r.cache_hits, "cache_misses", (unsigned)r.cache_misses, "emit_ms",
-                                      r.emit_ms, "compile_ms", r.compile_ms, "weights_ms", r.weights_ms, "blob_bytes",
-                                      (long long)r.blob_bytes, "weight_bytes", (long long)r.weight_bytes);
+    PyObject *session = Py_BuildValue(
+        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:d,s:d,s:d,s:L,s:L}", "tier", (unsigned)r.tier, "blocks",
+        (unsigned)r.n_blocks, "calls", (unsigned)r.n_calls, "artefact_hits", (unsigned)r.blob_hits, "cache_hits",
+        (unsigned)r.cache_hits, "compiled", (unsigned)r.compiled, "artefact_refused", (unsigned)r.blobs_refused,
+        "refused_reason", npu_reason_name((NpuReason)r.refused), "emit_ms", r.emit_ms, "compile_ms", r.compile_ms,
+        "weights_ms", r.weights_ms, "blob_bytes", (long long)r.blob_bytes, "weight_bytes", (long long)r.weight_bytes);
     bool ok = session && PyDict_Update(report, session) == 0;
     Py_XDECREF(session);
     if (!ok) Py_CLEAR(report);
     return report;
+}
+
+/* --- compiled graphs ---------------------------------------------------------------------------------------------- */
+typedef struct Blobs {
+    Door *door;
+    PyObject *write;
+} Blobs;
+
+static PyObject *hash_text(Hash128 hash) {
+    char text[33];
+    snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)hash.a, (unsigned long long)hash.b);
+    return PyUnicode_FromString(text);
+}
+
+/* The memory is the driver's: the view of it ends with the call, however that ends. */
+static bool write_blob(PyObject *write, const NpuBlob *blob) {
+    PyObject *view = PyMemoryView_FromMemory((char *)(uintptr_t)blob->data, (Py_ssize_t)blob->bytes, PyBUF_READ);
+    if (!view) return false;
+    PyObject *done = PyObject_CallFunction(write, "NNO", hash_text(blob->key), hash_text(blob->checksum), view);
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *released = PyObject_CallMethod(view, "release", NULL);
+    bool ok = done && released;
+    if (!done) PyErr_Restore(type, error, trace);
+    Py_XDECREF(done);
+    Py_XDECREF(released);
+    decref_while_raising(view);
+    return ok;
+}
+
+static Code visit_blob(Context *ctx, void *user, const NpuBlob *blob) {
+    Blobs *blobs = user;
+    door_reenter(blobs->door);
+    bool ok = write_blob(blobs->write, blob);
+    door_releave(blobs->door);
+    return ok ? CODE_OK : fail(ctx, CODE_HOST, "writing a compiled graph failed");
+}
+
+PyObject *program_npu_blobs(PyObject *object, PyObject *write) {
+    Context ctx;
+    Door door;
+    Blobs blobs = {&door, write};
+    uint32_t tier, graphs;
+    context_init(&ctx);
+    door_leave(&door, &ctx, EMIT_POLL_MS);
+    Code code = forge_npu_blobs(&ctx, ((ProgramObject *)object)->program, visit_blob, &blobs, &tier, &graphs);
+    door_enter(&door);
+    if (code == CODE_OK) return Py_BuildValue("{s:I,s:I}", "tier", (unsigned)tier, "graphs", (unsigned)graphs);
+    raise_code(PyType_GetModuleState(Py_TYPE(object)), &ctx, code);
+    return NULL;
 }
 
 /* --- models ------------------------------------------------------------------------------------------------------- */

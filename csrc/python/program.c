@@ -412,6 +412,9 @@ static PyMethodDef program_methods[] = {
      "stop_upgrade() ended it."},
     {"stop_upgrade", program_stop_upgrade, METH_NOARGS,
      "stop_upgrade()\n--\n\nEnds an upgrade after the graph that it is compiling, and all later ones."},
+    {"npu_blobs", program_npu_blobs, METH_O,
+     "npu_blobs(write)\n--\n\nCalls write(key, checksum, memoryview) for each compiled graph of the present tier; "
+     "returns {tier, graphs}."},
     {"npu_report", program_npu_report, METH_NOARGS,
      "npu_report()\n--\n\nSegments, floating-point operations by device, and the session on the device if there is "
      "one."},

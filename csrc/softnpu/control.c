@@ -18,6 +18,7 @@ static Settings current = {
     .compiler = ZE_MAKE_VERSION(7, 30),
     .opset = 13,
     .device_id = 0x643e,
+    .driver = 1,
     .target = "npu4000",
     .recovers = true,
     .import = true,
@@ -71,6 +72,7 @@ static bool set_one(Settings *s, const char *key, const char *value) {
     if (!strcmp(key, "memory")) return s->memory = n, true;
     if (!strcmp(key, "latency_us")) return s->latency_us = n, true;
     if (!strcmp(key, "lose_after")) return s->lose_after = n, true;
+    if (!strcmp(key, "driver_version")) return s->driver = (uint32_t)n, true;
     if (!strcmp(key, "opset")) return s->opset = (uint32_t)n, true;
     if (!strcmp(key, "recovers")) return s->recovers = n != 0, true;
     if (!strcmp(key, "import")) return s->import = n != 0, true;

@@ -95,7 +95,7 @@ ze_result_t driver_properties(Driver *handle, ze_driver_properties_t *properties
     static const ze_uuid_t uuid = {{0x01, 0x7d, 0xe9, 0x31, 0x6b, 0x4d, 0x4f, 0xd4, 0xaa, 0x9b, 0x5b, 0xed, 0x77, 0xfc,
                                     0x8e, 0x89}}; /* of Intel's NPU driver: clients know it by that */
     properties->uuid = uuid;
-    properties->driverVersion = 1;
+    properties->driverVersion = settings().driver;
     return OK;
 }
 

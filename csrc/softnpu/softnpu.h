@@ -56,6 +56,7 @@ typedef struct Settings {
     uint32_t compiler;  /* the same way; 0: a driver without compiler */
     uint32_t opset;
     uint32_t device_id; /* PCI id, by target */
+    uint32_t driver;    /* its version */
     char target[16];    /* "npu3720", "npu4000", "npu5010" */
     uint64_t memory;    /* bytes that may be allocated; 0: as much as the machine has */
     uint64_t latency_us;

@@ -209,7 +209,7 @@ NpuDevice *npu_device_ref(NpuDevice *device) {
 }
 void npu_device_unref(NpuDevice *device) { atomic_fetch_sub(&device->references, 1); }
 
-Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, NpuGraph **out, bool *from_cache) {
+Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc, NpuGraph **out, NpuMade *made) {
     *out = NULL;
     TRY(maybe_fail(ctx, device, "graph"));
     NpuGraph *g = calloc(1, sizeof *g);
@@ -240,8 +240,13 @@ Code npu_graph_create(Context *ctx, NpuDevice *device, const NpuGraphDesc *desc,
         snprintf(a->name, sizeof a->name, "out%u", k);
     }
     atomic_fetch_add(&device->graphs, 1);
+    code = desc->accept ? desc->accept(ctx, desc->user, g) : CODE_OK;
+    if (code != CODE_OK) {
+        npu_graph_destroy(g);
+        return code;
+    }
     atomic_fetch_add(&device->compiled, 1);
-    if (from_cache) *from_cache = false;
+    if (made) *made = (NpuMade){NPU_COMPILED, NPU_NONE};
     *out = g;
     return CODE_OK;
 }
@@ -253,6 +258,12 @@ void npu_graph_destroy(NpuGraph *g) {
 }
 uint32_t npu_graph_arguments(const NpuGraph *g) { return g->n; }
 const NpuArgument *npu_graph_argument(const NpuGraph *g, uint32_t index) { return &g->arguments[index]; }
+Code npu_graph_blob(Context *ctx, NpuGraph *g, const char *cache_dir, NpuBlob *out, void **own) {
+    TRY(maybe_fail(ctx, g->device, "blob"));
+    *own = cache_dir ? strdup(cache_dir) : NULL; /* to be freed */
+    *out = (NpuBlob){.data = g->bin, .bytes = (size_t)g->e->model->bin_bytes};
+    return CODE_OK;
+}
 int64_t npu_graph_blob_bytes(NpuGraph *g) { return 1000 + g->e->model->bin_bytes; }
 
 Code npu_memory_alloc(Context *ctx, NpuDevice *device, int64_t bytes, void **out) {

@@ -195,7 +195,7 @@ static void test_results(void) {
             if (fold != FOLD_ALWAYS) CHECK(report.tier == 1 && report.weight_bytes == 0);
             CHECK_EQUAL(device.executions, 4 * report.n_calls);
             CHECK_EQUAL(device.runs, 4 * p.segments.count);
-            CHECK_EQUAL(report.cache_misses, report.n_blocks);
+            CHECK_EQUAL(report.compiled, report.n_blocks);
             backend->frame_destroy(backend, frames[0]); /* the other one goes with the session */
             npu_session_destroy(session);
             check_nothing_lives(&device);
@@ -409,6 +409,64 @@ static void test_upgrade(bool cut) {
     arena_destroy(&p.arena);
 }
 
+/* --- compiled graphs ------------------------------------------------------------------------------------------------
+ */
+typedef struct Seen {
+    NpuSession *session; /* upgraded at the first graph */
+    uint32_t count;
+    int64_t bytes;
+} Seen;
+
+static Code see_blob(Context *ctx, void *user, const NpuBlob *blob) {
+    Seen *seen = user;
+    if (seen->count++ == 0) TRY(npu_session_upgrade(ctx, seen->session));
+    const char *data = blob->data;
+    for (size_t i = 0; i < blob->bytes; i++) seen->bytes += data[i] == 77; /* it is readable */
+    seen->bytes += (int64_t)blob->bytes;
+    return CODE_OK;
+}
+
+static Code stop(Context *ctx, void *user, const NpuBlob *blob) {
+    (void)user, (void)blob;
+    return fail(ctx, CODE_HOST, "no more");
+}
+
+/* The graphs of a tier stay as they are seen, although an upgrade takes their place meanwhile. */
+static void test_blobs(void) {
+    Context ctx;
+    Program p;
+    NpuDevice device = {0};
+    NpuSession *session;
+    SessionOptions options = options_of(FOLD_ALWAYS, true, 2);
+    uint32_t tier, graphs;
+    options.cache_dir = "/nowhere";
+    context_init(&ctx);
+    program_of(&ctx, &p, "HHHHL");
+    CHECK_OK(&ctx, npu_session_create(&ctx, &device, p.ir, &p.segments, &options, &session));
+    SessionReport report;
+    npu_session_report(session, &report);
+    device.fail_at = 2;
+    Seen seen = {.session = session};
+    seen.count = 1;
+    CHECK_CODE(&ctx, CODE_DEVICE, npu_session_blobs(&ctx, session, see_blob, &seen, &tier, &graphs));
+    device.fail_at = 0;
+    CHECK_CODE(&ctx, CODE_HOST, npu_session_blobs(&ctx, session, stop, NULL, &tier, &graphs));
+    seen = (Seen){.session = session};
+    CHECK_OK(&ctx, npu_session_blobs(&ctx, session, see_blob, &seen, &tier, &graphs));
+    CHECK_EQUAL(tier, 0);
+    CHECK_EQUAL(graphs, report.n_blocks);
+    CHECK_EQUAL(seen.count, report.n_blocks);
+    npu_session_report(session, &report);
+    CHECK_EQUAL(device.graphs, report.n_blocks); /* the old ones are gone */
+    seen = (Seen){.session = session};
+    CHECK_OK(&ctx, npu_session_blobs(&ctx, session, see_blob, &seen, &tier, &graphs));
+    CHECK_EQUAL(tier, 1);
+    CHECK_EQUAL(seen.count, report.n_blocks);
+    npu_session_destroy(session);
+    check_nothing_lives(&device);
+    arena_destroy(&p.arena);
+}
+
 /* --- threads --------------------------------------------------------------------------------------------------------
  */
 typedef struct Caller {
@@ -538,6 +596,7 @@ int main(void) {
     test_import();
     test_upgrade(false);
     test_upgrade(true);
+    test_blobs();
     test_threads();
     test_failures(true);
     test_failures(false);

@@ -1,5 +1,6 @@
 /* Compiling graphs against a fake loader and driver: what the compiler says, types of arguments, options, the blob
  * cache. */
+#include "npu/cache.h"
 #include "ze_use.h"
 
 static void test_compile_failures(void) {
@@ -102,6 +103,100 @@ static void test_options(void) {
     CHECK_EQUAL(live(), 0);
 }
 
+/* A copy of what the graph was compiled to. `from`: as in npu_graph_blob. */
+static NpuBlob blob_of(const char *cache, NpuOrigin from, char *copy, size_t room) {
+    Use u = {0};
+    NpuBlob blob;
+    void *own;
+    CHECK_OK(&ctx, use_begin(&ctx, &u, cache));
+    CHECK_EQUAL(u.made.origin, from);
+    CHECK_OK(&ctx, npu_graph_blob(&ctx, u.graph, cache, &blob, &own));
+    CHECK(blob.data && blob.bytes && blob.bytes <= room);
+    if (blob.data && blob.bytes <= room) memcpy(copy, blob.data, blob.bytes);
+    blob.data = copy;
+    CHECK(hash_equal(blob.checksum, hash_of(copy, blob.bytes)));
+    free(own);
+    use_end(&u);
+    return blob;
+}
+
+static int refusals; /* how many graphs are not accepted */
+static Code refuse(Context *c, void *user, const NpuGraph *graph) {
+    (void)user;
+    CHECK_EQUAL(npu_graph_arguments(graph), 3);
+    return refusals-- > 0 ? fail_device(c, NPU_COMPILE_FAILED, "not what I wanted") : CODE_OK;
+}
+
+/* Blobs of the caller. */
+static void test_given_blobs(void) {
+    char dir[128], copy[64];
+    NpuMade made;
+    snprintf(dir, sizeof dir, "%s/never/made", fake_dir());
+    static const char *const versions[] = {"1.4", "1.7", "1.16"};
+    for (int v = 0; v < 3; v++) {
+        env("FAKE_EXTENSION", versions[v]);
+        NpuBlob blob = blob_of(NULL, NPU_COMPILED, copy, sizeof copy);
+        use_blobs = &blob;
+        int count = compiled();
+        CHECK_OK(&ctx, use_made(&ctx, dir, &made));
+        CHECK(made.origin == NPU_FROM_BLOB && made.refused == NPU_NONE);
+        CHECK_EQUAL(compiled(), count);
+        CHECK(access(dir, F_OK) != 0); /* the cache gets none of it */
+        char again[64];
+        NpuBlob same = blob_of(dir, NPU_FROM_BLOB, again, sizeof again);
+        CHECK(hash_equal(same.key, blob.key) && same.bytes == blob.bytes && !memcmp(again, copy, same.bytes));
+
+        filler++; /* other weights: another key */
+        CHECK_OK(&ctx, use_made(&ctx, NULL, &made));
+        CHECK(made.origin == NPU_COMPILED && made.refused == NPU_NONE);
+        filler--;
+
+        copy[blob.bytes - 1] ^= 1;
+        CHECK_CODE(&ctx, CODE_INVALID, use_made(&ctx, NULL, &made));
+        CHECK_SAYS("is damaged");
+        copy[blob.bytes - 1] ^= 1;
+
+        use_accept = refuse;
+        refusals = 1;
+        count = compiled();
+        CHECK_OK(&ctx, use_made(&ctx, NULL, &made));
+        CHECK(made.origin == NPU_COMPILED && made.refused == NPU_COMPILE_FAILED);
+        CHECK_EQUAL(compiled(), count + 1);
+        refusals = 2; /* what was compiled is refused, too */
+        CHECK_REASON(NPU_COMPILE_FAILED, use_made(&ctx, NULL, &made));
+        CHECK_SAYS("not what I wanted");
+        use_accept = NULL;
+
+        env("FAKE_FAULT", "native=0x70000001@1");
+        CHECK_REASON(NPU_DEVICE_LOST, use_made(&ctx, NULL, &made));
+        env("FAKE_FAULT", NULL);
+        CHECK_EQUAL(live(), 0);
+
+        char cache[128];
+        snprintf(cache, sizeof cache, "%s/given%d", fake_dir(), v);
+        for (int way = 1; way <= (v == 2 ? 2 : 1); way++) {
+            env("FAKE_REFUSE", way == 1 ? "1" : "2"); /* at creation, at initialisation */
+            CHECK_OK(&ctx, use_made(&ctx, cache, &made));
+            CHECK(made.origin == NPU_COMPILED && made.refused != NPU_NONE);
+            env("FAKE_REFUSE", NULL);
+        }
+        use_blobs = NULL;
+        char third[64];
+        same = blob_of(cache, NPU_FROM_CACHE, third, sizeof third); /* where what was compiled instead went */
+        CHECK(hash_equal(same.key, blob.key) && !memcmp(third, copy, same.bytes));
+
+        Use u = {0};
+        void *own;
+        CHECK_OK(&ctx, use_begin(&ctx, &u, cache));
+        cache_remove(cache, blob.key);
+        CHECK_OK(&ctx, npu_graph_blob(&ctx, u.graph, cache, &same, &own));
+        CHECK(u.made.origin == NPU_FROM_CACHE && !same.data && !own);
+        use_end(&u);
+        CHECK_EQUAL(live(), 0);
+    }
+    env("FAKE_EXTENSION", NULL);
+}
+
 static void test_blobs(void) {
     char dir[128];
     snprintf(dir, sizeof dir, "%s/cache/deep", fake_dir());
@@ -149,6 +244,7 @@ int main(void) {
     test_elements();
     test_options();
     test_blobs();
+    test_given_blobs();
     fake_remove();
     return check_done();
 }

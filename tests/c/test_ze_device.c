@@ -124,17 +124,17 @@ static void test_model(NpuDevice *device, const char *cache, bool want_hit) {
     Text xml;
     model(&xml, "MatMul");
     NpuGraph *graph;
-    bool hit;
+    NpuMade made;
     NpuGraphDesc desc = {.xml = xml.data,
                          .xml_bytes = xml.size,
                          .bin_bytes = sizeof weights,
                          .fill = fill,
                          .cache_dir = cache,
                          .what = "a test"};
-    CHECK_OK(&ctx, npu_graph_create(&ctx, device, &desc, &graph, &hit));
+    CHECK_OK(&ctx, npu_graph_create(&ctx, device, &desc, &graph, &made));
     text_destroy(&xml);
     if (!graph) return;
-    CHECK_EQUAL(hit, want_hit);
+    CHECK_EQUAL(made.origin, want_hit ? NPU_FROM_CACHE : NPU_COMPILED);
     CHECK_EQUAL(npu_graph_arguments(graph), 3);
     static const char *const names[] = {"in0", "w0", "out0"};
     static const int64_t bytes[] = {ROWS * INNER * 4, COLUMNS * 4, ROWS * COLUMNS * 4};

@@ -21,6 +21,8 @@ static inline Code fill(Context *c, void *user, void *out, int64_t bytes) {
     return CODE_OK;
 }
 static int filler = 7;
+static const NpuBlob *use_blobs; /* one, or NULL */
+static NpuAcceptFn use_accept;
 
 static inline NpuGraphDesc desc_of(const char *cache) {
     return (NpuGraphDesc){.xml = xml,
@@ -29,6 +31,9 @@ static inline NpuGraphDesc desc_of(const char *cache) {
                           .fill = fill,
                           .user = &filler,
                           .cache_dir = cache,
+                          .accept = use_accept,
+                          .blobs = use_blobs,
+                          .n_blobs = use_blobs ? 1 : 0,
                           .what = "the sum of model.py:3"};
 }
 
@@ -37,13 +42,13 @@ typedef struct Use {
     NpuGraph *graph;
     NpuList *list;
     float *memory[5]; /* in, w, out of the first graph, w, out of the second */
-    bool hit;
+    NpuMade made;
 } Use;
 
 static inline Code use_begin(Context *c, Use *u, const char *cache) {
     TRY(npu_device_open(c, fake, NULL, &u->device));
     NpuGraphDesc desc = desc_of(cache);
-    TRY(npu_graph_create(c, u->device, &desc, &u->graph, &u->hit));
+    TRY(npu_graph_create(c, u->device, &desc, &u->graph, &u->made));
     for (int i = 0; i < 5; i++) TRY(npu_memory_alloc(c, u->device, ELEMENTS * sizeof(float), (void **)&u->memory[i]));
     TRY(npu_list_create(c, u->device, &u->list));
     TRY(npu_list_append(c, u->list, u->graph, (void *[]){u->memory[0], u->memory[1], u->memory[2]}));
@@ -70,13 +75,20 @@ static inline void use_end(Use *u) {
     npu_device_unref(u->device);
 }
 
-static inline Code use(Context *c, const char *cache, bool *hit) {
+static inline Code use_made(Context *c, const char *cache, NpuMade *made) {
     Use u = {0};
     Code code = use_begin(c, &u, cache);
     if (code == CODE_OK) code = use_run(c, &u, 1);
     if (code == CODE_OK) code = use_run(c, &u, -5);
-    if (hit) *hit = u.hit;
+    *made = u.made;
     use_end(&u);
+    return code;
+}
+
+static inline Code use(Context *c, const char *cache, bool *hit) {
+    NpuMade made;
+    Code code = use_made(c, cache, &made);
+    if (hit) *hit = made.origin == NPU_FROM_CACHE;
     return code;
 }
 
