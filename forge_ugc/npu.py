@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import math
 import os
 import queue
 import re
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import _core
 from ._core import NpuError
+from .artefact import itemsize
 from .errors import NpuWarning
 
 DEFAULT_TARGET = "npu4000"
@@ -378,6 +383,7 @@ class Dispatched:
     program: Any
     choice: Choice
     device_in_use: _core.NpuDevice | None  # that `program` runs on
+    _replaced: bool  # `program` is not the first, by which callers know what memory may be shared
 
     def __init__(self, wanted: Choice) -> None:
         self.upgrade: Upgrade | None = None
@@ -400,10 +406,24 @@ class Dispatched:
         for attempt in range(3):
             program = self.program
             try:
-                return program.run(*arguments)
+                return self._run(program, *arguments)
             except NpuError as error:
                 self._recover(program, error, attempt)
-        return self.program.run(*arguments)
+        return self._run(self.program, *arguments)
+
+    def _run(self, program: Any, inputs: Sequence[Any], outputs: Sequence[int], *rest: Any) -> Any:
+        """Outputs may be in the memory of inputs as the first program allows it. One that came in its place, with an
+        order of its own, may not: then it reads copies."""
+        if not self._replaced:
+            return program.run(inputs, outputs, *rest)
+        given, copies = list(inputs), []
+        for number, (address, (dtype, shape)) in enumerate(zip(inputs, program.types()[0], strict=True)):
+            shared = [k for k, output in enumerate(outputs) if dtype != "object" and output and output == address]
+            if not all(program.may_share(number, k) for k in shared):
+                copies.append(np.empty(math.prod(shape) * itemsize(dtype), np.uint8))
+                ctypes.memmove(copies[-1].ctypes.data, address, copies[-1].nbytes)
+                given[number] = copies[-1].ctypes.data
+        return program.run(given, outputs, *rest)
 
     def _use(self, choice: Choice) -> None:
         """Compiles for `choice`, and sees to the second tier."""
@@ -414,7 +434,9 @@ class Dispatched:
         else:
             arguments = settings.arguments() if self.executable() else {"npu_mode": "none"}
         self.device_in_use = arguments.get("device")
-        self.program = self.build(choice, arguments)
+        program = self.build(choice, arguments)
+        self._replaced = hasattr(self, "program")
+        self.program = program
         self.choice = choice
         if settings is None or not dispatched:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import forge_ugc
 from forge_ugc import npu
@@ -73,6 +75,90 @@ def test_a_device_that_stays_lost() -> None:
         with pytest.raises(forge_ugc.NpuError):
             strict(X)
     npu.forget()
+
+
+FIRST, SECOND = nn.Linear(512, 512).eval(), nn.Linear(512, 512).eval()
+
+
+def written_first(x: torch.Tensor, y: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    h = FIRST(x)
+    y.mul_(2)
+    n.add_(1)
+    return SECOND(torch.lgamma(h.abs() + 1))
+
+
+def written_between(x: torch.Tensor, y: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    h = torch.lgamma(FIRST(x).abs() + 1)
+    n.add_(1)
+    y.copy_(y * 3 + h)
+    return SECOND(h)
+
+
+def written_last(x: torch.Tensor, y: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    h = SECOND(torch.lgamma(FIRST(x).abs() + 1))
+    y.add_(h)
+    n.add_(1)
+    return h
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # lgamma runs through torch; the NPU is lost
+@pytest.mark.parametrize("recovers", [True, False])
+@pytest.mark.parametrize("function", [written_first, written_between, written_last])
+def test_what_a_repeated_call_writes_is_written_once(function: Any, recovers: bool) -> None:
+    """The device is lost in the first or the second of two segments; what has been done on the host is done again."""
+    args = (torch.randn(256, 512), torch.randn(256, 512), torch.tensor([3] * 512))
+    expected = [t.clone() for t in args]
+    result = function(*expected)
+    for segments in (0, 1):  # that run before
+        with software_npu(recovers=recovers, lose_after=segments) as device:
+            forge = forge_ugc.compile(function, tuple(t.clone() for t in args), fold=False, npu_options=EXACT)
+            assert forge.report["npu"]["segments"] == 2
+            if segments == 0:
+                device.lose()
+            got = [t.clone() for t in args]
+            assert_same(result, forge(*got), atol=1e-4, rtol=1e-4)
+            assert_same(expected, got, atol=1e-4, rtol=1e-4)
+            assert forge.device == ("npu" if recovers else "cpu") and not device.misuses()
+            del forge
+            npu.forget()
+
+
+@torch.no_grad()
+def test_another_program_reads_what_it_writes_over() -> None:
+    """A call shares memory of input and output as the program allows that is lost; the next program does not."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        old = y.clone()
+        y.mul_(2)
+        return FIRST(x) + old
+
+    x, y = torch.randn(256, 512), torch.randn(256, 512)
+    host = forge_ugc.compile(function, (x, y.clone()), device="cpu")._now()
+    (where, index), number = host.lowered.plan.writes[0], [source for source, _ in host.sources].index(1)
+    assert where == 1 and not host.program.may_share(number, index)
+
+    class Lost:
+        def run(self, *arguments: Any) -> None:
+            error = forge_ugc.NpuError("lost")
+            error.reason = "failed"
+            raise error
+
+    class Falling(npu.Dispatched):
+        def build(self, choice: npu.Choice, settings: dict[str, Any]) -> Any:
+            return Lost() if choice.device == "stub" else host.program
+
+    settings = npu.NpuSettings("none", "fp16", False, False)
+    falling = Falling(npu.Choice("stub", "npu4000", "fp16", "", settings))
+    inputs, _ = host.gather([x, y])
+    results = [torch.empty(shape, dtype=dtype) for shape, dtype in host.out_types]
+    for call in range(2):
+        before = y.clone()
+        outputs = [y.data_ptr() if i == index else t.data_ptr() for i, t in enumerate(results)]
+        with pytest.warns(forge_ugc.NpuWarning) if call == 0 else contextlib.nullcontext():
+            falling.run(inputs, outputs, None)
+        assert torch.equal(y, before * 2)
+        assert_same(FIRST(x) + before, results[1 - index], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
