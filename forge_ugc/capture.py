@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from .capturing import capturing
 from .containers import Containers, Watch
 from .errors import CompileError, explain_export_failure, source_of
 from .overlap import written_overlap
-from .quiet import quiet
 from .signature import Signature
 from .state import Slot, find_slot
 
@@ -171,7 +171,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     rng = torch.get_rng_state()
 
     def export(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
-        with torch.no_grad(), _named_frames(model), _noticed_numbers(traced), quiet(exporting=True):
+        with capturing(exporting=True), torch.no_grad(), _named_frames(model), _noticed_numbers(traced):
             return torch.export.export(watch.module, args, kwargs, strict=False, dynamic_shapes=shapes)
 
     try:

@@ -27,9 +27,10 @@ import torch
 from torch.fx import traceback
 
 from .capture import Captured, Kind, Ref, capture_export
+from .capturing import capturing
 from .compile import compile, dump
 from .compiled import CompiledModel
-from .dynamo_fx import Inputs, Runner, apart, is_open, is_static, readable, take_apart
+from .dynamo_fx import Inputs, Runner, apart, is_open, is_static, readable, set_numbers_apart, take_apart
 from .errors import CompileError, FallbackError, FallbackWarning, NpuWarning, source_of
 from .fastcapture import Unsupported, capture_fast
 from .lowering.outputs import may_share
@@ -47,7 +48,6 @@ _REPORTS = 256  # graphs that last_reports() remembers
 _RESTLESS = 3  # so many changes in a row, each within _SOON calls of the one before: no weight but an input
 _SOON = 4
 _NOT_HERE = ("model", "example_inputs", "example_kwargs", "dynamic_shapes")  # of compile(): dynamo decides these
-_exporting = threading.RLock()
 
 
 # --- what was done ----------------------------------------------------------------------------------------------------
@@ -136,14 +136,18 @@ def forge(
     _graphs.append(record)
     # who compiled before a reset is not known to torch._dynamo.reset() any more
     getattr(torch._dynamo.eval_frame, "cached_backends", {}).setdefault(id(forge), forge)
-    taken_apart = take_apart(gm, example_inputs)
-    graph_module, spread = taken_apart or (gm, list)
-    inputs = spread(example_inputs)
+    without = set_numbers_apart(gm)
+    graph_module, select, finish = without or (gm, list, None)
+    taken_apart = take_apart(graph_module, select(example_inputs))
+    graph_module, spread = taken_apart or (graph_module, list)
+    inputs = spread(select(example_inputs))
     reason = _obstacle(graph_module, inputs)
     if not reason:
         graph = _Graph(graph_module, inputs, options, record)
         reason = graph.start(inputs)
         if not reason:
+            if finish is not None:
+                return lambda *args: finish(args, graph(*spread(select(args))))
             return graph if taken_apart is None else lambda *args: graph(*spread(args))
     if options.get("strict"):
         raise FallbackError(f"strict=True, and graph {record.name} would run through torch: {reason}", [])
@@ -360,7 +364,7 @@ class _Graph:
                 except Unsupported as reason:
                     declined = str(reason).partition("\n")[0]
             if captured is None:
-                with _exporting, traceback.preserve_node_meta():  # the flag is the process's
+                with capturing(exporting=True), traceback.preserve_node_meta():  # the flag is the process's
                     captured = capture_export(run.graph, given, {})
                 captured.declined = declined
         if self._grad and captured.writes and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):

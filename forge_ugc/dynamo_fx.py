@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -101,6 +102,58 @@ class _Interpreter(torch.fx.Interpreter):
         """Leaves the autocast regions that an exception left open."""
         while self.entered:
             self.entered.pop().__exit__(None, None, None)
+
+
+# --- numbers that only come and go ------------------------------------------------------------------------------------
+
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.neg)
+
+
+def set_numbers_apart(
+    gm: torch.fx.GraphModule,
+) -> tuple[torch.fx.GraphModule, Callable[[Inputs], list[Any]], Callable[[Inputs, Any], tuple[Any, ...]]] | None:
+    """A graph without the numbers that are only counted on (transformers' sliding caches keep their length so) and are
+    another one in each call; what makes its inputs of the old graph's; and what makes the old graph's outputs of the
+    old inputs and its outputs. None if there are no such numbers."""
+    nodes = list(gm.graph.nodes)
+    placeholders, output = [n for n in nodes if n.op == "placeholder"], nodes[-1]
+    numbers: dict[torch.fx.Node, None] = {}
+    for node in nodes:
+        if node.op == "placeholder":
+            number = isinstance(node.meta.get("example_value"), torch.SymInt)
+        else:
+            plain = all(type(a) is int or a in numbers for a in node.args) and not node.kwargs
+            number = node.op == "call_function" and node.target in _ARITHMETIC and plain
+        if number:
+            numbers[node] = None
+    leaving: set[torch.fx.Node] = set()
+    for node in reversed(numbers):
+        if all(user is output or user in leaving for user in node.users):
+            leaving.add(node)
+    gone = [i for i, n in enumerate(placeholders) if n in leaving]
+    results = output.args[0]
+    if not gone or not isinstance(results, (tuple, list)):
+        return None
+    counted = {i: n for i, n in enumerate(results) if isinstance(n, torch.fx.Node) and n in leaving}
+
+    graph = torch.fx.Graph()
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in nodes[:-1]:
+        if node not in leaving:
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    kept = [None if i in counted else r for i, r in enumerate(results)]
+    graph.output(torch.fx.node.map_arg(tuple(kept), copied.__getitem__))
+    stay = [i for i in range(len(placeholders)) if i not in gone]
+    given = [(i, n) for i, n in enumerate(placeholders) if n in numbers]
+    steps = [n for n in numbers if n.op != "placeholder"]
+
+    def finish(args: Inputs, outputs: Any) -> tuple[Any, ...]:
+        values: dict[Any, int] = {n: args[i] for i, n in given}
+        for n in steps:
+            values[n] = n.target(*(values.get(a, a) for a in n.args))  # type: ignore[operator]
+        return tuple(values[counted[i]] if i in counted else value for i, value in enumerate(outputs))
+
+    return torch.fx.GraphModule(gm, graph), lambda args: [args[i] for i in stay], finish
 
 
 # --- tensors made of tensors ------------------------------------------------------------------------------------------

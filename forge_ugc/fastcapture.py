@@ -21,8 +21,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .capture import Captured, Kind, Node, Output, Ref, capture_export
+from .capturing import capturing
 from .containers import Watch
-from .quiet import quiet
 from .residue import evict, holders
 from .signature import Signature
 from .state import Slot, made_of_tensors, parts_of
@@ -198,9 +198,9 @@ def _record(
     watch = Watch(model, signature)
     call = watch.module if watch.active else model
     with (
+        capturing(),
         _without_collector(),
         contextlib.nullcontext() if only_operators else _without_dynamo(),
-        quiet(),
         _unchanged(model, recorder),
         _below_autograd(),
         recorder,

@@ -86,7 +86,10 @@ def save(model: CompiledModel, path: str | os.PathLike[str], npu_blobs: bool = T
         texts[f"program{number}.npuir"] = program.text("schedule")
         calls = {callee for callee, _, _ in program.hosts()}
         if any(opaque for _, opaque in lowered.inputs):
-            raise ArtefactError("an argument or buffer is no plain tensor (sparse, quantised), which cannot be kept")
+            raise ArtefactError(
+                "an argument or buffer is no plain tensor (sparse, quantised) or of a dtype that only torch takes "
+                "(uint16, uint32, uint64, float8), which cannot be kept"
+            )
         programs.append(
             {
                 "graph": f"program{number}.graph",
@@ -269,6 +272,8 @@ def _structure(spec: pytree.TreeSpec, leaves: Any, path: str) -> dict[str, Any]:
         fields = spec.context._fields
     elif isinstance(spec.type, type) and issubclass(spec.type, OrderedDict):  # Hugging Face outputs
         fields = spec.context
+    elif spec.type in vars(torch.return_types).values():  # of x.max(0), x.sort(), ...
+        fields = getattr(spec.type, "__match_args__", None)
     fields = fields if isinstance(fields, (list, tuple)) else None
     if fields is not None and len(fields) == len(below) and path == "output":
         return {"named": [list(pair) for pair in zip(fields, below, strict=True)]}

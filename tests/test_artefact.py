@@ -107,6 +107,15 @@ def test_structures(tmp_path: Path) -> None:
         loaded(*args, scale=3.0, extra={"k": k})
 
 
+def test_named_results_of_torch(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    loaded = saved(lambda x: (x.max(1), x.sort(0, descending=True)), (x,), tmp_path / "m.forge")
+    largest, ordered = loaded(x)
+    assert list(largest) == list(ordered) == ["values", "indices"]
+    assert torch.equal(largest["values"], x.max(1).values) and torch.equal(largest.indices, x.max(1).indices)
+    assert torch.equal(ordered[0], x.sort(0, descending=True).values)
+
+
 def test_constant_arguments(tmp_path: Path) -> None:
     def function(x: torch.Tensor, n: int, flag: bool = True) -> torch.Tensor:
         return x * n if flag else x

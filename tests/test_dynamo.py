@@ -270,6 +270,24 @@ def test_sizes_in_the_graph():
     assert len(last_reports()) <= 3  # dynamo takes 1 and equal sizes for special
 
 
+def test_numbers_that_are_only_counted_on():
+    class State:
+        at, steps = 3, 5
+
+    def f(x, state):
+        state.at += x.shape[0]
+        state.steps = 2 * state.steps - state.at
+        return x * 2, state.at, x.relu()
+
+    compiled, ours, theirs = torch.compile(f, backend=forge), State(), State()
+    for _ in range(20):
+        x = torch.randn(2, 3)
+        assert_same(compiled(x, ours), f(x, theirs))
+        assert (ours.at, ours.steps) == (theirs.at, theirs.steps)
+    assert calls() == 20 and not any(graph.fallback or graph.eager_calls for graph in last_reports())
+    assert sum(len(graph.reports) for graph in last_reports()) <= 3  # not one for each number
+
+
 def test_numbers_that_change():
     def f(x, factor, power):
         return x * factor + power

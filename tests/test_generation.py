@@ -25,10 +25,10 @@ def fresh():
     torch._dynamo.reset()
 
 
-def model_of(name):
+def model_of(name, **more):
     sizes = dict(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-        vocab_size=99, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        vocab_size=99, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2, **more,
     )  # fmt: skip
     if name == "Lfm2":
         sizes.update(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"])
@@ -82,6 +82,16 @@ def test_generate(name):
         assert torch.equal(got, expected)
         assert forge_calls() == before + steps - 1  # all but the prompt
         before = forge_calls()
+
+
+@pytest.mark.parametrize("window", [6, 64])
+def test_sliding_window(window):
+    """Its cache counts its length in Python, too: that must not make a program of each step."""
+    model, inputs, steps = model_of("Mistral", sliding_window=window), prompts([9, 4]), 24
+    expected = generate(model, inputs, steps)
+    assert torch.equal(generate(model, inputs, steps, compile_config=compile_config()), expected)
+    assert forge_calls() == steps - 1
+    assert sum(len(graph.reports) for graph in forge_ugc.last_reports()) <= 3
 
 
 @pytest.mark.slow

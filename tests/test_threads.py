@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import warnings
@@ -53,6 +54,20 @@ def test_four_threads_equal_serial(num_threads: int) -> None:
             assert torch.equal(forge(inputs[j]), serial[j])
 
     in_threads(4, work)
+
+
+@pytest.mark.parametrize("capture", ["export", "auto"])
+def test_threads_that_compile(capture: str) -> None:
+    """torch.export keeps its state in globals, and patches nn.Module."""
+
+    def work(i: int) -> None:
+        net, x = model(), torch.randn(4 + i, 32)
+        for way in (capture, "export"):
+            with torch.no_grad():
+                assert_same(net(x), forge_ugc.compile(net, x, device="cpu", capture=way)(x))
+
+    in_threads(4, work)
+    assert logging.getLogger("torch.export").level != logging.CRITICAL
 
 
 def test_threads_with_host_calls_and_other_shapes() -> None:
