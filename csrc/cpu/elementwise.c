@@ -273,6 +273,7 @@ Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_t n_words
     Builder b = {.p = p, .avx2 = cpu_has_avx2(), .accumulator = accumulator, .input_types = input_types};
     p->n_micro = p->n_slots = p->n_immediates = 0;
     p->n_inputs = (uint32_t)n_inputs;
+    p->last = OP_COUNT;
     memcpy(p->input, input_types, n_inputs * sizeof *input_types);
     if (accumulator) p->input[0] = DTYPE_F32;
     EwRef result;
@@ -288,10 +289,34 @@ Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_t n_words
         TRY(emit_step(ctx, &b, &step, i + 1 == n_steps, &result));
         b.steps[i] = result;
         b.types[i] = p->result = step.dtype;
+        p->last = step.op;
     }
     if (is_half(p->result)) emit(&b, find_cast(&b, DTYPE_F32, p->result), p->result, result, NO_REF, NO_REF);
     assign_slots(&b);
     return CODE_OK;
+}
+
+static bool is_ref(EwRef ref, EwRefKind kind, int index) { return ref.kind == kind && ref.index == index; }
+
+bool ew_split(const EwProgram *p, EwProgram *head, Op *last) {
+    if (p->result != DTYPE_F32 || p->input[0] != DTYPE_F32 || p->n_micro == 0 || p->n_inputs > 2) return false;
+    *head = *p;
+    *last = OP_COUNT;
+    if (p->n_inputs == 1) return true;
+    const EwMicro *join = &p->micro[--head->n_micro];
+    EwMicro *before = head->n_micro ? &head->micro[head->n_micro - 1] : NULL;
+    if ((p->last != OP_add && p->last != OP_mul) || p->input[1] != DTYPE_F32) return false;
+    int first = is_ref(join->src[1], EW_INPUT, 1) ? 0 : 1;
+    if (!is_ref(join->src[1 - first], EW_INPUT, 1) || join->src[2].kind != EW_NONE) return false;
+    EwRef sum = join->src[first];
+    if (before ? !is_ref(sum, EW_SLOT, before->slot) : !is_ref(sum, EW_INPUT, 0)) return false;
+    for (uint32_t i = 0; i < head->n_micro; i++)
+        for (int k = 0; k < 3; k++)
+            if (is_ref(head->micro[i].src[k], EW_INPUT, 1)) return false;
+    if (before) before->slot = -1;
+    head->n_inputs = 1;
+    *last = p->last;
+    return true;
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */

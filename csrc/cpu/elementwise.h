@@ -43,6 +43,7 @@ typedef struct EwMicro {
 typedef struct EwProgram {
     uint32_t n_micro, n_inputs, n_slots, n_immediates;
     uint8_t slot_bytes; /* a slot's bytes an element: 4 or 8 */
+    Op last;            /* of the last step; OP_COUNT without steps */
     DType result;
     DType input[PROGRAM_MAX_INPUTS]; /* as given: f32 for an accumulator */
     EwMicro micro[EW_MAX_MICRO];
@@ -53,6 +54,10 @@ typedef struct EwProgram {
  * `accumulator` input 0 is given as f32 whatever input_types[0] (f16, bf16, f32) and rounded to that type first. */
 MUST_USE Code ew_prepare(Context *ctx, EwProgram *p, const int64_t *words, size_t n_words, const DType *input_types,
                          size_t n_inputs, bool accumulator);
+
+/* Splits a program with an f32 result into what it makes of input 0 alone, in f32 (`head`; n_micro 0: nothing), and a
+ * last step that adds input 1 to that or multiplies them (*last; OP_COUNT: none). False: it has another form. */
+bool ew_split(const EwProgram *p, EwProgram *head, Op *last);
 
 /* The epilogue form: n elements in a row. dst has type p->result, inputs[k] type p->input[k]; dst may be inputs[k].data
  * where both have one element size. Callable from any thread. */

@@ -129,7 +129,7 @@ static void load_block(const Job *job, int64_t k, int64_t depth, float *to) {
     if (a.dtype == DTYPE_F32 && a.row == 1)
         for (; i + GEMM_COLS <= job->rows; i += GEMM_COLS)
             g->finish->kernels->turn(depth, GEMM_COLS, (const float *)from + i, a.col, to + i * ROW_FLOATS, ROW_FLOATS,
-                                     NULL, 0);
+                                     (GemmOther){0});
     for (; i < job->rows; i++) {
         float *row = to + i * ROW_FLOATS;
         if (a.col == 1 && a.dtype == DTYPE_F32)

@@ -38,10 +38,8 @@ typedef struct GemmFinish {
     const GemmKernels *kernels; /* NULL: the product is not f32 */
     DType product;              /* as it comes: f32 for f16, bf16, f32; else the type itself */
     EwProgram program;
-    char *out; /* row major, rows of n */
-    /* The result is f32 and: the sum itself, with no program; what the program makes of the sum alone; the sum plus an
-     * element of input 1, which is f32 with rows of unit stride. Else none of them. */
-    bool direct, alone, added;
+    char *out;   /* row major, rows of n */
+    bool direct; /* the result is the sum itself, in f32 */
     int64_t n;
     size_t out_size;
     const char *bias; /* NULL: none */
@@ -60,8 +58,6 @@ float gemm_bias(const GemmFinish *f, int64_t col); /* of a column; 0 without one
 /* The same columns of the result from `product`, which is overwritten. */
 enum { GEMM_MAX_SEGMENT = 256 }; /* largest count */
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product);
-/* Row `row`, column `col` of what is added to the sums, rows *step apart; NULL: nothing, or not in that way. */
-const float *gemm_added(const GemmFinish *f, int64_t row, int64_t col, int64_t *step);
 /* gemm_finish_row for so many rows of an f32 product, which are `stride` apart. */
 void gemm_finish_block(GemmFinish *f, int64_t row, int64_t rows, int64_t col, int64_t count, float *product,
                        int64_t stride);

@@ -158,21 +158,24 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
         for (int i = 0; i < width; i++) dst[p * width + i] = i < rows ? src[i * row + p] : 0.0f;
 }
 
-static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row,
-                 const float *added, int64_t added_row) {
+/* Inlined with constants into `turn`. */
+static inline __attribute__((always_inline)) void turn_body(int64_t rows, int64_t cols, const float *src, int64_t row,
+                                                            float *dst, int64_t dst_row, GemmOther other,
+                                                            const bool meets, const bool product) {
+#define MEET(x, y) (product ? _mm256_mul_ps(x, y) : _mm256_add_ps(x, y))
     for (int64_t i = 0; i < rows; i += 8) {
         int there = rows - i < 8 ? (int)(rows - i) : 8;
         const __m256i lanes = v_tail(there);
         for (int64_t half = 0; half < cols; half += 8) {
             float *to = dst + half * dst_row + i;
-            const float *plus = added ? added + half * added_row + i : NULL;
+            const float *y = meets ? other.data + half * other.row + i : NULL;
             bool whole = there == 8 && half + 8 <= cols;
             __m256 r[8];
             load8(r, src + i * row + half, row, there);
             transpose8(r);
-            if (whole && plus)
+            if (whole && meets)
 #pragma GCC unroll 8
-                for (int t = 0; t < 8; t++) r[t] = _mm256_add_ps(r[t], _mm256_loadu_ps(plus + t * added_row));
+                for (int t = 0; t < 8; t++) r[t] = MEET(r[t], _mm256_loadu_ps(y + t * other.row));
             if (whole)
 #pragma GCC unroll 8
                 for (int t = 0; t < 8; t++) _mm256_storeu_ps(to + t * dst_row, r[t]);
@@ -180,11 +183,22 @@ static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, floa
 #pragma GCC unroll 8
             for (int t = 0; t < 8; t++) {
                 if (half + t >= cols) break;
-                if (plus) r[t] = _mm256_add_ps(r[t], _mm256_maskload_ps(plus + t * added_row, lanes));
+                if (meets) r[t] = MEET(r[t], _mm256_maskload_ps(y + t * other.row, lanes));
                 _mm256_maskstore_ps(to + t * dst_row, lanes, r[t]);
             }
         }
     }
+#undef MEET
+}
+
+static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row,
+                 GemmOther other) {
+    if (!other.data)
+        turn_body(rows, cols, src, row, dst, dst_row, other, false, false);
+    else if (other.product)
+        turn_body(rows, cols, src, row, dst, dst_row, other, true, true);
+    else
+        turn_body(rows, cols, src, row, dst, dst_row, other, true, false);
 }
 
 /* `together` rows of w at a time, to hide the latency of the sums. They lie far apart, each the next of a run of its

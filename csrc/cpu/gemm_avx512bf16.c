@@ -1,45 +1,36 @@
-/* Products of pairs of bf16 with AVX512-BF16: the tiles of gemm_avx512.c, twice as deep. */
+/* Products of pairs of bf16 with AVX512-BF16: tiles as in gemm_avx512.c, twice as deep. */
 #include "cpu/gemm_kernels.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BF16__)
-#include <immintrin.h>
+#define PAIR_SUM(sum, x, b) _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(b))
+#include "cpu/gemm_pair_avx512.h"
 
 static inline __m512bh load_pairs(const float *at) { return (__m512bh)_mm512_loadu_ps(at); }
 
-/* Inlined with constant `rows` and `panels` into each case of the switches below. */
-static inline __attribute__((always_inline)) void body(const int rows, const int panels, int64_t k,
-                                                       const float *restrict a, int64_t a_row, int64_t a_k,
-                                                       const float *restrict b, int64_t b_row, int64_t b_panel,
-                                                       float *restrict c, int64_t c_row, bool add) {
-    __m512 r[2 * GEMM_ROWS][2];
-    const float *restrict lower = a + GEMM_ROWS * a_row;
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) r[i][0] = r[i][1] = _mm512_setzero_ps();
+/* Inlined with constant `rows` into each case of the switch below. */
+static inline __attribute__((always_inline)) void tile_body(const int rows, int64_t k, const float *restrict a,
+                                                            int64_t a_row, int64_t a_k, const float *restrict b,
+                                                            int64_t b_row, float *restrict c, int64_t c_row, bool add) {
+    __m512 r[GEMM_ROWS];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) r[i] = _mm512_setzero_ps();
     for (int64_t p = 0; p < k; p++) {
-        __m512bh b0 = load_pairs(b), b1 = load_pairs(b + (panels - 1) * b_panel);
+        __m512 b0 = _mm512_loadu_ps(b);
         _mm_prefetch((const char *)(b + 16 * b_row), _MM_HINT_T0);
-        if (panels == 2) _mm_prefetch((const char *)(b + b_panel + 16 * b_row), _MM_HINT_T0);
-#pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            __m512bh x = (__m512bh)_mm512_set1_ps(i < GEMM_ROWS ? a[i * a_row] : lower[(i - GEMM_ROWS) * a_row]);
-            r[i][0] = _mm512_dpbf16_ps(r[i][0], x, b0);
-            if (panels == 2) r[i][1] = _mm512_dpbf16_ps(r[i][1], x, b1);
-        }
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) r[i] = PAIR_SUM(r[i], _mm512_set1_ps(a[i * a_row]), b0);
         a += a_k;
-        lower += a_k;
         b += b_row;
     }
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < panels; j++) {
-            float *to = c + i * c_row + j * GEMM_COLS;
-            _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), r[i][j]) : r[i][j]);
-        }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+        float *to = c + i * c_row;
+        _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), r[i]) : r[i]);
+    }
 }
 
 #define CASE(n)                                                                                                        \
-    case n: body(n, 1, k, a, a_row, a_k, b, b_row, 0, c, c_row, add); break
+    case n: tile_body(n, k, a, a_row, a_k, b, b_row, c, c_row, add); break
 static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
                  float *c, int64_t c_row, bool add) {
     switch (rows) {
@@ -48,28 +39,7 @@ static void tile(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k
         CASE(3);
         CASE(4);
         CASE(5);
-    default: body(6, 1, k, a, a_row, a_k, b, b_row, 0, c, c_row, add);
-    }
-}
-#undef CASE
-
-#define CASE(n)                                                                                                        \
-    case n: body(n, 2, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add); break
-static void pair(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
-                 int64_t b_panel, float *c, int64_t c_row, bool add) {
-    switch (rows) {
-        CASE(1);
-        CASE(2);
-        CASE(3);
-        CASE(4);
-        CASE(5);
-        CASE(6);
-        CASE(7);
-        CASE(8);
-        CASE(9);
-        CASE(10);
-        CASE(11);
-    default: body(12, 2, k, a, a_row, a_k, b, b_row, b_panel, c, c_row, add);
+    default: tile_body(6, k, a, a_row, a_k, b, b_row, c, c_row, add);
     }
 }
 #undef CASE
@@ -138,7 +108,7 @@ static void narrow(uint16_t *dst, const float *src, int64_t n) {
 }
 
 const GemmBf16 *gemm_bf16_avx512(void) {
-    static const GemmBf16 kernels = {tile, pair, dots, narrow};
+    static const GemmBf16 kernels = {tile, pair, pair_keep, dots, narrow};
     return &kernels;
 }
 #else

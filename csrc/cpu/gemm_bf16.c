@@ -43,7 +43,7 @@ static void narrow(uint16_t *dst, const float *src, int64_t n) {
 }
 
 const GemmBf16 *gemm_bf16_portable(void) {
-    static const GemmBf16 portable = {tile, NULL, dots, narrow};
+    static const GemmBf16 portable = {tile, NULL, NULL, dots, narrow};
     return &portable;
 }
 

@@ -122,7 +122,7 @@ static void narrow(uint16_t *dst, const float *src, int64_t n) {
 }
 
 const GemmBf16 *gemm_bf16_avx2(void) {
-    static const GemmBf16 kernels = {tile, NULL, dots, narrow};
+    static const GemmBf16 kernels = {tile, NULL, NULL, dots, narrow};
     return &kernels;
 }
 #else

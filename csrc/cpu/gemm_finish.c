@@ -36,14 +36,6 @@ static int64_t row_offset(const GemmRows *rows, int64_t row) {
     return offset;
 }
 
-/* A program of one step, input 0 plus input 1. */
-static bool is_sum(const Attr *words) {
-    Step step;
-    if (!words || words->ints.count != STEP_WORDS || !step_decode(words->ints.items, &step)) return false;
-    int32_t a = step.src[0], b = step.src[1];
-    return step.op == OP_add && step.dtype == DTYPE_F32 && ((a == 0 && b == 1) || (a == 1 && b == 0));
-}
-
 Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, const Tensor *bias) {
     const Tensor *out = &call->out[0];
     const Attr *words = node_has_attr(call->node, ATTR_program) ? node_attr(call->node, ATTR_program) : NULL;
@@ -63,9 +55,6 @@ Code gemm_finish_init(GemmFinish *f, const KernelCall *call, uint32_t first, con
     f->kernels = f32 ? gemm_kernels() : NULL;
     f->product = f32 ? DTYPE_F32 : types[0];
     f->direct = types[0] == DTYPE_F32 && !(words && words->ints.count);
-    f->alone = types[0] == DTYPE_F32 && f->program.result == DTYPE_F32 && n_inputs == 1 && !f->direct;
-    f->added = types[0] == DTYPE_F32 && n_inputs == 2 && is_sum(words) && types[1] == DTYPE_F32 &&
-               f->inputs[1].col == 1 && f->inputs[1].rank <= 1;
     f->out = out->data;
     f->n = out->rank ? out->shape[out->rank - 1] : 1;
     f->out_size = dtype_size(out->dtype);
@@ -98,12 +87,6 @@ void gemm_start_row(const GemmFinish *f, int64_t row, int64_t col, int64_t count
 
 float gemm_bias(const GemmFinish *f, int64_t col) {
     return f->bias ? load_f32(f->bias, f->bias_type, col * f->bias_stride) : 0.0f;
-}
-
-const float *gemm_added(const GemmFinish *f, int64_t row, int64_t col, int64_t *step) {
-    const GemmRows *in = &f->inputs[1];
-    *step = in->rank == 1 ? in->strides[0] : 0;
-    return f->added ? (const float *)(const void *)in->data + row * *step + col : NULL;
 }
 
 void gemm_finish_row(GemmFinish *f, int64_t row, int64_t col, int64_t count, void *product) {

@@ -6,6 +6,13 @@
 
 enum { GEMM_ROWS = 6, GEMM_COLS = 16 }; /* of a register tile */
 
+/* What elements meet while they are turned: rows of f32, `row` apart, are added to them or multiplied with them. */
+typedef struct GemmOther {
+    const float *data; /* NULL: nothing */
+    int64_t row;
+    bool product;
+} GemmOther;
+
 typedef struct GemmKernels {
     /* c[rows x 16] = a * b, or += with `add`: a(i, k) is a[i * a_row + k * a_k], row k of b is the 16 floats at b + k *
      * b_row. 1 <= rows <= 6. The sum of each element is one chain in the order of k, whatever `rows` is; with `add` it
@@ -22,10 +29,10 @@ typedef struct GemmKernels {
     /* dst[k * width + i] = src[i * row + k] for i < rows; the rest up to `width` is 0. width: a multiple of 8, or at
      * most 6. */
     void (*interleave)(int rows, int width, int64_t k, const float *src, int64_t row, float *dst);
-    /* dst[j * dst_row + i] = src[i * row + j] for i < rows, j < cols <= 16; 16 columns of src can be read. With
-     * `added`, plus added[j * added_row + i]. */
+    /* dst[j * dst_row + i] = src[i * row + j] for i < rows, j < cols <= 16; 16 columns of src can be read. It meets
+     * element (j, i) of `other`. */
     void (*turn)(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row,
-                 const float *added, int64_t added_row);
+                 GemmOther other);
     /* c[i][j] += x[i] . w[j] for i < m <= 6, j < rows; rows of x, w, c are x_row, w_row, c_row apart. */
     void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
                  int64_t c_row);
@@ -48,10 +55,17 @@ typedef void GemmPair(int rows, int64_t k, const float *a, int64_t a_row, int64_
 /* GemmKernels.tile_copy for 12 rows and two panels; copy is 64-byte aligned. */
 typedef void GemmPairCopy(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row, float *c,
                           int64_t c_row, bool add, float *copy);
+/* `pair` for 12 rows of a with a_k 1, b_row 16, which leaves the rows at keep + i * keep_row. They are read there, so
+ * that it does not matter whether those of a fall into the same set of the cache. keep_row: k rounded up to 16, at
+ * least. */
+typedef void GemmPairKeep(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_panel, float *c,
+                          int64_t c_row, bool add, float *keep, int64_t keep_row);
 GemmPair *gemm_pair(void); /* NULL where two panels at once are no faster */
 GemmPairCopy *gemm_pair_copy(void);
+GemmPairKeep *gemm_pair_keep(void);
 GemmPair *gemm_pair_avx512(void); /* gemm_avx512.c; NULL where it was not compiled for AVX-512 */
 GemmPairCopy *gemm_pair_copy_avx512(void);
+GemmPairKeep *gemm_pair_keep_avx512(void);
 
 /* GemmKernels.strip past the caches, for what is not read soon. dst is 32-byte aligned. */
 typedef void GemmStrip(int64_t panels, int64_t rows, const float *src, int64_t row, float *dst, int64_t panel);
@@ -72,6 +86,7 @@ typedef struct GemmBf16 {
     void (*tile)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
                  float *c, int64_t c_row, bool add);
     GemmPair *pair;
+    GemmPairKeep *keep;
     void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
                  int64_t c_row);
     void (*narrow)(uint16_t *dst, const float *src, int64_t n); /* to nearest even */

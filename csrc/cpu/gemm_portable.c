@@ -27,11 +27,11 @@ static void interleave(int rows, int width, int64_t k, const float *src, int64_t
 }
 
 static void turn(int64_t rows, int64_t cols, const float *src, int64_t row, float *dst, int64_t dst_row,
-                 const float *added, int64_t added_row) {
+                 GemmOther other) {
     for (int64_t j = 0; j < cols; j++)
         for (int64_t i = 0; i < rows; i++) {
-            float x = src[i * row + j];
-            dst[j * dst_row + i] = added ? x + added[j * added_row + i] : x;
+            float x = src[i * row + j], y = other.data ? other.data[j * other.row + i] : 0;
+            dst[j * dst_row + i] = !other.data ? x : other.product ? x * y : x + y;
         }
 }
 
@@ -100,6 +100,8 @@ GemmDotsHalf *gemm_dots_half(void) {
 GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL; }
 
 GemmPairCopy *gemm_pair_copy(void) { return cpu_has_avx512() ? gemm_pair_copy_avx512() : NULL; }
+
+GemmPairKeep *gemm_pair_keep(void) { return cpu_has_avx512() ? gemm_pair_keep_avx512() : NULL; }
 
 GemmStrip *gemm_strip(void) { return cpu_has_avx2() ? gemm_strip_avx2() : NULL; }
 

@@ -48,15 +48,25 @@ int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int 
     return (p.local ? (shared + p.own) * threads : shared + p.own * threads) * (int64_t)sizeof(float);
 }
 
+/* How a block of C^T becomes rows of the result, where the result is f32: `head` makes all of it in place, unless it is
+ * empty, then it is turned back and meets (OP_add, OP_mul; OP_COUNT: it does not) the program's input 1, whose rows
+ * have unit stride. turns: false: turned back first, then the whole program row by row. */
+typedef struct Ending {
+    bool turns;
+    Op last;
+    EwProgram head;
+} Ending;
+
 /* One product of the batch. */
 typedef struct Job {
     const Gemm *g;
     const Plan *p;
+    const Ending *ending; /* NULL: few rows */
     int64_t batch;
-    GemmOperand a;  /* A^T, k x m */
-    const void *b;  /* rows of B^T, g->b.col apart */
-    float *x, *own; /* few rows: A; the threads' memory */
-    int64_t row_blocks;
+    GemmOperand a;                                /* A^T, k x m */
+    const void *b;                                /* rows of B^T, g->b.col apart */
+    float *x, *own;                               /* few rows: A; the threads' memory */
+    int64_t row_blocks, range_rows, range_blocks; /* in all; of a range: one for each thread */
 } Job;
 
 /* Panels of a group, [block of k][panel][k][16]. Each thread makes them for itself, with its first part of the group:
@@ -78,61 +88,74 @@ static const float *panels_of_a(const Job *job, int64_t panel, int64_t panels, f
     return packed;
 }
 
+/* B^T is read as it lies. */
+static bool lies(const Gemm *g) { return g->b.dtype == DTYPE_F32 && !g->load; }
+
+/* Its rows would fall into the same few sets of the cache. */
+static bool collides(const Gemm *g) { return lies(g) && g->b.col * (int64_t)sizeof(float) % 2048 == 0; }
+
+/* --- the end of a block ------------------------------------------------------------------------------------------- */
+static Ending find_ending(const GemmFinish *f) {
+    Ending e = {.last = OP_COUNT};
+    const GemmRows *in = &f->inputs[1];
+    if (f->direct) {
+        e.turns = true;
+        return e;
+    }
+    e.turns = ew_split(&f->program, &e.head, &e.last);
+    if (e.last != OP_COUNT) e.turns = e.turns && in->col == 1 && in->rank <= 1;
+    return e;
+}
+
 /* Turns the columns of one panel back into rows of the result; `turned`: memory for a panel. */
 static void finish_panel(const Job *job, int64_t row, int64_t rows, int64_t panel, const float *c, int64_t width,
                          float *turned) {
     const Gemm *g = job->g;
     GemmFinish *finish = g->finish;
-    int64_t first = panel * GEMM_COLS, count = min_i64(GEMM_COLS, g->m - first), stride = round_up(rows, 8), step;
-    int64_t to = job->batch * g->m + first;
-    const float *added = gemm_added(finish, to, row, &step);
-    if (finish->direct || finish->alone || added) {
+    const Ending *ending = job->ending;
+    const GemmRows *in = &finish->inputs[1];
+    int64_t first = panel * GEMM_COLS, count = min_i64(GEMM_COLS, g->m - first), stride = round_up(rows, 8);
+    int64_t to = job->batch * g->m + first, step = in->rank == 1 ? in->strides[0] : 0;
+    GemmOther other = {NULL, step, ending->last == OP_mul};
+    if (ending->turns) {
         float *out = (float *)(void *)finish->out + to * finish->n + row;
-        finish->kernels->turn(rows, count, c, width, out, finish->n, added, step);
+        if (ending->last != OP_COUNT) other.data = (const float *)(const void *)in->data + to * step + row;
+        finish->kernels->turn(rows, count, c, width, out, finish->n, other);
         return;
     }
-    finish->kernels->turn(rows, count, c, width, turned, stride, NULL, 0);
+    finish->kernels->turn(rows, count, c, width, turned, stride, other);
     gemm_finish_block(finish, to, count, row, rows, turned, stride);
 }
 
 /* All panels of a block of C^T, which is overwritten. */
 static void finish_panels(const Job *job, int64_t row, int64_t rows, int64_t panel, int64_t panels, float *c,
                           float *turned) {
-    GemmFinish *finish = job->g->finish;
+    const Ending *ending = job->ending;
     int64_t width = panels * GEMM_COLS;
-    if (finish->alone) { /* in long runs */
-        EwFault fault = ew_row(&finish->program, c, &(EwSrc){c, 1}, rows * width);
-        if (fault != EW_OK) atomic_store(&finish->fault, (int)fault);
+    if (ending->turns && ending->head.n_micro) { /* in long runs */
+        EwFault fault = ew_row(&ending->head, c, &(EwSrc){c, 1}, rows * width);
+        if (fault != EW_OK) atomic_store(&job->g->finish->fault, (int)fault);
     }
     for (int64_t j = 0; j < panels; j++) finish_panel(job, row, rows, panel + j, c + j * GEMM_COLS, width, turned);
 }
 
-/* Rows of f32 that would fall into the same few sets of the cache. */
-static bool collide(const GemmOperand *b) {
-    return b->dtype == DTYPE_F32 && b->col * (int64_t)sizeof(float) % 2048 == 0;
-}
-
+/* --- the work ------------------------------------------------------------------------------------------------------
+ */
 /* Columns [k, k + depth) of rows of B^T as f32: in place, or made in `wide`. */
 static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_t k, int64_t depth, float *wide,
                                int64_t *stride) {
     const GemmOperand *b = &job->g->b;
-    if (job->g->load) {
+    if (lies(job->g)) {
+        *stride = b->col;
+        return (const float *)job->b + row * b->col + k;
+    }
+    *stride = depth;
+    if (job->g->load)
         job->g->load(job->g->user, row, rows, k, depth, wide);
-        *stride = depth;
-        return wide;
-    }
-    *stride = b->dtype == DTYPE_F32 ? b->col : depth;
-    if (b->dtype == DTYPE_F32) {
-        const float *from = (const float *)job->b + row * b->col + k;
-        if (job->p->few || !collide(b)) return from;
-        *stride = ROW_FLOATS;
+    else
         for (int64_t i = 0; i < rows; i++)
-            memcpy(wide + i * ROW_FLOATS, from + i * b->col, (size_t)depth * sizeof *wide);
-        return wide;
-    }
-    for (int64_t i = 0; i < rows; i++)
-        job->g->finish->kernels->widen(wide + i * depth, (const uint16_t *)job->b + (row + i) * b->col + k, b->dtype,
-                                       depth);
+            job->g->finish->kernels->widen(wide + i * depth, (const uint16_t *)job->b + (row + i) * b->col + k,
+                                           b->dtype, depth);
     return wide;
 }
 
@@ -141,18 +164,15 @@ typedef struct Rows {
     int64_t count, depth;
 } Rows;
 
-/* What comes after tile i .. i + tall - 1 of the block at `b`: the next tile, or the first one's next steps, or the
- * first one of the next part. Of a block that is copied (`ahead`): this tile's next steps, or its like in the next
- * part. */
+/* What comes after tile i .. i + tall - 1 of a block of rows that lie at `b`, columns from k on: the next tile, or the
+ * first one's next columns, or the first one of the next part. */
 static Rows next_rows(const Job *job, const float *b, int64_t row, int64_t rows, int64_t i, int64_t tall, int64_t k,
-                      int64_t depth, bool ahead) {
+                      int64_t depth) {
     const Gemm *g = job->g;
-    int64_t step = g->b.col, at = ahead ? i : 0;
-    if (!ahead && i + tall < rows) return (Rows){b + (i + tall) * step, min_i64(tall, rows - i - tall), depth};
-    if (k + depth < g->k)
-        return (Rows){b + at * step + depth, min_i64(tall, rows - at), min_i64(GEMM_BLOCK_K, g->k - k - depth)};
-    int64_t left = min_i64(tall, g->n - row - rows - at);
-    return (Rows){b - k + (rows + at) * step, max_i64(left, 0), min_i64(GEMM_BLOCK_K, g->k)};
+    if (i + tall < rows) return (Rows){b + (i + tall) * g->b.col, min_i64(tall, rows - i - tall), depth};
+    if (k + depth < g->k) return (Rows){b + depth, min_i64(tall, rows), min_i64(GEMM_BLOCK_K, g->k - k - depth)};
+    int64_t left = min_i64(tall, g->n - row - rows);
+    return (Rows){b - k + rows * g->b.col, max_i64(left, 0), min_i64(GEMM_BLOCK_K, g->k)};
 }
 
 /* Part `part` of `parts` of the lines of rows of B^T come into the L2. */
@@ -166,6 +186,21 @@ static inline int64_t tile_rows(int64_t left) {
     return left <= GEMM_ROWS ? left : left < GEMM_ROWS + 4 ? (left + 1) / 2 : GEMM_ROWS;
 }
 
+/* The block of B^T that a part multiplies. */
+typedef struct Block {
+    int64_t row, rows, panel, panels;
+} Block;
+
+/* Parts of a group of panels: each thread's range of rows in blocks. */
+static Block find_block(const Job *job, int64_t part) {
+    const Gemm *g = job->g;
+    int64_t at = part % job->row_blocks, range = at / job->range_blocks, of = at % job->range_blocks;
+    int64_t row = range * job->range_rows + of * job->p->block_rows;
+    int64_t end = min_i64(g->n, (range + 1) * job->range_rows), panel = part / job->row_blocks * job->p->group;
+    return (Block){row, min_i64(job->p->block_rows, end - row), panel,
+                   min_i64(job->p->group, gemm_panels(g->m) - panel)};
+}
+
 /* Rows of a block of B^T against a group of panels. */
 static void compute(void *arg, int64_t part, int thread) {
     const Job *job = arg;
@@ -174,39 +209,52 @@ static void compute(void *arg, int64_t part, int thread) {
     const GemmKernels *kernels = g->finish->kernels;
     const GemmBf16 *bf16 = g->pairs ? gemm_bf16() : NULL;
     GemmPair *pair = bf16 ? bf16->pair : gemm_pair();
-    int64_t row = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, g->n - row);
-    int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, gemm_panels(g->m) - panel);
+    GemmPairKeep *keep = bf16 ? bf16->keep : gemm_pair_keep();
+    Block block = find_block(job, part);
+    int64_t row = block.row, rows = block.rows, panel = block.panel, panels = block.panels;
+    if (rows <= 0) return; /* the last range may be shorter */
     int64_t width = panels * GEMM_COLS, b_row;
     float *own = job->own + thread * p->own, *c = own + OWN_FLOATS, *wide = c + p->c_floats;
     const float *packed = panels_of_a(job, panel, panels, own);
-    bool start = g->finish->bias || g->k == 0;
+    bool start = g->finish->bias || g->k == 0, lying = lies(g), apart = collides(g);
     for (int64_t i = 0; start && i < rows; i++) kernels->fill(c + i * width, gemm_bias(g->finish, row + i), width);
     for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
-        const float *a = packed + k * panels * GEMM_COLS;
-        const float *b = load_block(job, row, rows, k, depth, wide, &b_row), *lying = NULL;
-        if (g->b.dtype == DTYPE_F32 && !g->load) lying = (const float *)job->b + row * g->b.col + k;
+        const float *a = packed + k * panels * GEMM_COLS, *b = load_block(job, row, rows, k, depth, wide, &b_row);
         for (int64_t i = 0, tall; i < rows; i += tall) {
             tall = pair ? gemm_tall(rows - i) : tile_rows(rows - i);
-            const float *row_i = b + i * b_row;
+            const float *from = b + i * b_row;
+            int64_t from_row = b_row;
+            bool keeps = apart && keep && tall == 2 * GEMM_ROWS && panels > 1;
             Rows next = {0};
-            if (lying) next = next_rows(job, lying, row, rows, i, tall, k, depth, b == wide);
+            if (lying) next = next_rows(job, b, row, rows, i, tall, k, depth);
+            if (apart && !keeps) {
+                for (int64_t t = 0; t < tall; t++)
+                    memcpy(wide + t * ROW_FLOATS, from + t * b_row, (size_t)depth * sizeof *wide);
+                from = wide;
+                from_row = ROW_FLOATS;
+            }
             for (int64_t j = 0, step; j < panels; j += step) {
-                const float *from = a + j * depth * GEMM_COLS;
+                const float *a_j = a + j * depth * GEMM_COLS;
                 float *to = c + i * width + j * GEMM_COLS;
                 step = pair && j + 1 < panels ? 2 : 1;
                 prefetch_rows(&next, g->b.col, j / step, (panels + step - 1) / step);
                 int64_t of = (panel + j) * GEMM_COLS;
                 if (k + depth == g->k)
                     gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
-                if (step == 2)
-                    pair((int)tall, depth, row_i, b_row, 1, from, GEMM_COLS, depth * GEMM_COLS, to, width,
+                if (keeps && j == 0) {
+                    keep(depth, from, from_row, a_j, depth * GEMM_COLS, to, width, start || k > 0, wide, ROW_FLOATS);
+                    from = wide;
+                    from_row = ROW_FLOATS;
+                } else if (step == 2) {
+                    pair((int)tall, depth, from, from_row, 1, a_j, GEMM_COLS, depth * GEMM_COLS, to, width,
                          start || k > 0);
-                else
+                } else {
                     for (int64_t t = 0; t < tall; t += GEMM_ROWS) /* a pair's last panel may be alone */
-                        (bf16 ? bf16->tile : kernels->tile)((int)min_i64(GEMM_ROWS, tall - t), depth, row_i + t * b_row,
-                                                            b_row, 1, from, GEMM_COLS, to + t * width, width,
-                                                            start || k > 0);
+                        (bf16 ? bf16->tile : kernels->tile)((int)min_i64(GEMM_ROWS, tall - t), depth,
+                                                            from + t * from_row, from_row, 1, a_j, GEMM_COLS,
+                                                            to + t * width, width, start || k > 0);
+                }
             }
         }
     }
@@ -245,30 +293,44 @@ static void read_row(const GemmOperand *a, int64_t row, int64_t k, const GemmKer
     }
 }
 
-static Job make_job(const Gemm *g, const Plan *p, int64_t batch, float *scratch) {
+static Job make_job(const Gemm *g, const Plan *p, int64_t batch, int threads, float *scratch) {
     Job job = {.g = g, .p = p, .batch = batch, .x = scratch, .own = scratch + (p->few ? p->a_floats : 0)};
     job.a = (GemmOperand){gemm_element(&g->a, gemm_offset(g, g->a_batch, batch)), g->a.dtype, g->a.col, g->a.row};
     job.b = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
-    job.row_blocks = (g->n + p->block_rows - 1) / p->block_rows;
+    int64_t ranges = p->few ? 1 : min_i64(threads, (g->n + LEAST_ROWS - 1) / LEAST_ROWS);
+    job.range_rows = ranges > 1 ? round_up((g->n + ranges - 1) / ranges, GEMM_COLS) : g->n;
+    job.range_blocks = (job.range_rows + p->block_rows - 1) / p->block_rows;
+    job.row_blocks = ranges * job.range_blocks;
     for (int64_t i = 0; p->few && i < g->m; i++) read_row(&job.a, i, g->k, g->finish->kernels, scratch + i * g->k);
     return job;
 }
 
-static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, float *scratch) {
-    const Plan *p = plan;
-    Job job = make_job(g, p, batch, scratch);
+/* What all products of a batch have in common. */
+typedef struct Common {
+    Plan plan;
+    Ending ending;
+} Common;
+
+static void run_one(const Gemm *g, const void *arg, int64_t batch, Pool *pool, float *scratch) {
+    const Common *common = arg;
+    const Plan *p = &common->plan;
     if (gemm_is_small(g, 1)) pool = NULL;
+    Job job = make_job(g, p, batch, pool_threads(pool), scratch);
     if (p->few) {
         pool_run(pool, job.row_blocks, compute_few, &job);
         return;
     }
+    job.ending = &common->ending;
     for (int t = 0; t < pool_threads(pool); t++) *(int64_t *)(void *)(job.own + t * p->own) = -1;
     pool_run(pool, (gemm_panels(g->m) + p->group - 1) / p->group * job.row_blocks, compute, &job);
 }
 
 void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {
-    Plan p = make_plan(g->batch, g->m, g->n, g->k);
-    gemm_run_batch(g, run_one, &p, p.local ? p.own + (p.few ? p.a_floats : 0) : 0, pool, scratch);
+    Common common;
+    common.plan = make_plan(g->batch, g->m, g->n, g->k);
+    const Plan *p = &common.plan;
+    if (!p->few) common.ending = find_ending(g->finish);
+    gemm_run_batch(g, run_one, &common, p->local ? p->own + (p->few ? p->a_floats : 0) : 0, pool, scratch);
 }
 
 /* --- few rows, beside other products ------------------------------------------------------------------------------ */
@@ -285,7 +347,7 @@ int64_t gemm_turned_columns(int64_t m, int64_t n) {
 
 void gemm_turned_split(const Gemm *g, GemmFew *few, void *scratch, KernelParts *parts) {
     few->plan = make_plan(1, g->m, g->n, g->k);
-    few->job = make_job(g, &few->plan, 0, scratch);
+    few->job = make_job(g, &few->plan, 0, 1, scratch);
     *parts = (KernelParts){.count = few->job.row_blocks,
                            .work = g->m * g->n * g->k,
                            .body = compute_few,

@@ -1,36 +1,14 @@
 /* Products of bf16: the kernels of each instruction set give the same bits (denormal numbers apart), the product of any
  * sizes and strides is that of the rounded numbers, alone and on three threads. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "check.h"
 #include "cpu/gemm.h"
+#include "random_numbers.h"
 
-static uint64_t seed = 1;
-static uint32_t next_random(void) {
-    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(seed >> 33);
-}
-static int64_t below(int64_t n) { return (int64_t)(next_random() % (uint64_t)n); }
-static int64_t between(int64_t a, int64_t b) { return a + below(b - a + 1); }
-static float unit(void) { return (float)((double)next_random() / 1073741824.0 - 1.0); }
-
-enum { MAX_MEMORY = 64, THREADS = 3 };
-static void *memory[MAX_MEMORY];
-static int n_memory;
+enum { THREADS = 3 };
 static Context ctx;
 static Pool *pool;
-
-/* Of exactly that size, so that the sanitizer sees a byte too many. */
-static void *get(int64_t size) {
-    void *p = malloc((size_t)size ? (size_t)size : 1);
-    if (n_memory == MAX_MEMORY || !p) abort();
-    memset(p, 0x5a, (size_t)size);
-    return memory[n_memory++] = p;
-}
-static void end(void) {
-    while (n_memory) free(memory[--n_memory]);
-}
 
 /* Numbers of bf16, two in each float. */
 static float *random_pairs(int64_t count) {
@@ -48,7 +26,7 @@ static const GemmBf16 *const *kernels(void) {
 }
 
 static void test_tiles(void) {
-    for (int round = 0; round < 200; round++, end()) {
+    for (int round = 0; round < 200; round++, release_all()) {
         int rows = (int)between(1, 12);
         int64_t k = between(1, 70), a_row = k + below(3), b_panel = k * GEMM_COLS, c_row = 2 * GEMM_COLS + below(3);
         bool add = below(2);
@@ -76,7 +54,7 @@ static void test_tiles(void) {
 }
 
 static void test_dots_and_rounding(void) {
-    for (int round = 0; round < 200; round++, end()) {
+    for (int round = 0; round < 200; round++, release_all()) {
         int m = (int)between(1, GEMM_ROWS);
         int64_t rows = between(1, 30), k = between(1, 150);
         float *x = random_pairs(m * k), *w = random_pairs(rows * k);
@@ -112,7 +90,7 @@ static void test_dots_and_rounding(void) {
 /* The whole product, of A in f32, f16 or bf16, also turned or with rows of odd length. */
 static void test_product(void) {
     static const DType types[] = {DTYPE_F32, DTYPE_F32, DTYPE_BF16, DTYPE_F16};
-    for (int round = 0; round < 300; round++, end()) {
+    for (int round = 0; round < 300; round++, release_all()) {
         DType type = types[below(4)];
         int64_t m = below(3) ? between(1, 40) : between(1, 200), n = between(1, 150), k = between(1, 500);
         int64_t width = k + k % 2, row = k + below(3), turned = below(4) == 0;
@@ -148,7 +126,7 @@ static void test_product(void) {
 
 /* A copy that lies turned. */
 static void test_turning(void) {
-    for (int round = 0; round < 50; round++, end()) {
+    for (int round = 0; round < 50; round++, release_all()) {
         int64_t n = between(1, 150), k = between(1, 200), row = n + below(3), width = k + k % 2;
         uint16_t *from = get(k * row * 2), *to = get(gemm_bf16_turned_bytes(n, k));
         for (int64_t i = 0; i < k * row; i++) from[i] = (uint16_t)next_random();

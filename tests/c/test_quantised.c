@@ -1,35 +1,16 @@
 /* quantised_linear against sums in double of the weights that it stands for: sizes that are no multiple of anything,
  * groups, zero points, types, epilogues; each run alone and on three threads must give the same bits. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "check.h"
 #include "cpu/cpu.h"
 #include "cpu/quantised.h"
 #include "graph/program.h"
+#include "random_numbers.h"
 
-static uint64_t seed = 1;
-static uint32_t next_random(void) {
-    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(seed >> 33);
-}
-static int64_t below(int64_t n) { return (int64_t)(next_random() % (uint64_t)n); }
-static int64_t between(int64_t a, int64_t b) { return a + below(b - a + 1); }
-static float unit(void) { return (float)((double)next_random() / 1073741824.0 - 1.0); }
-
-enum { MAX_MEMORY = 64, THREADS = 3, GUARD = 64 };
-static char *memory[MAX_MEMORY];
-static int n_memory;
+enum { THREADS = 3 };
 static Context ctx;
 static Pool *pool;
-
-/* Of exactly that size, so that the sanitizer sees a byte too many. */
-static void *get(int64_t size) {
-    char *p = malloc((size_t)size ? (size_t)size : 1);
-    if (n_memory == MAX_MEMORY || !p) abort();
-    memset(p, 0x5a, (size_t)size);
-    return memory[n_memory++] = p;
-}
 
 static Tensor tensor(DType dtype, int rank, const int64_t *shape) {
     Tensor t = {.dtype = dtype, .rank = (uint8_t)rank};
@@ -158,7 +139,7 @@ static void compare(const Case *c) {
 
 static void end(Case *c) {
     arena_destroy(&c->arena);
-    while (n_memory) free(memory[--n_memory]);
+    release_all();
 }
 
 static void test_random(void) {
