@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,15 +82,33 @@ def test_unary_special_values(name: str) -> None:
     check(UNARY[name], x)
 
 
-def test_gelu_is_as_exact_as_eager() -> None:
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_is_as_exact_as_eager(approximate: str) -> None:
+    def gelu(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate=approximate)
+
     bits = torch.arange(0x30000000, 0x41800000, 1009, dtype=torch.int32)  # 2^-31 to 16
     x = torch.cat([bits.view(torch.float32), -bits.view(torch.float32)])
-    exact = 0.5 * x.double() * torch.special.erfc(-x.double() * 0.5**0.5)
-    got = forge_ugc.compile(F.gelu, (x,))(x)
-    error, eager = (got - exact).abs() / x.abs(), (F.gelu(x) - exact).abs() / x.abs()
+    wide = x.double()
+    if approximate == "none":
+        exact = 0.5 * wide * torch.special.erfc(-wide * 0.5**0.5)
+    else:
+        exact = wide * torch.sigmoid((8 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3))
+    got = forge_ugc.compile(gelu, (x,))(x)
+    error, eager = (got - exact).abs() / x.abs(), (gelu(x) - exact).abs() / x.abs()
     assert error.max() <= max(1.5 * 2**-23, float(eager.max()))
     near = x > -1
     assert (error[near] * x[near].abs() <= 4 * 2**-23 * exact[near].abs()).all()
+    tail = (x < -1) & (x > -5)  # eager cancels there
+    assert (error[tail] * x[tail].abs() <= 1e-4 * exact[tail].abs()).all()
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, F.silu, torch.tanh])
+def test_logistic_functions_are_exact_to_their_ends(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    bits = torch.arange(0x30000000, 0x42B10000, 1009, dtype=torch.int32)  # 2^-31 to 88.5
+    x = torch.cat([bits.view(torch.float32), -bits.view(torch.float32)])
+    exact, got = function(x.double()), forge_ugc.compile(function, (x,))(x)
+    assert ((got - exact).abs() <= 2 * 2**-23 * exact.abs() + 2**-149).all()
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)

@@ -79,7 +79,6 @@ static inline uint64_t to_bools(__m256 mask) {
 
 #define ONE _mm256_set1_ps(1.0f)
 static inline __m256 negated(__m256 x) { return _mm256_xor_ps(x, _mm256_set1_ps(-0.0f)); }
-static inline __m256 logistic_divisor(__m256 x) { return _mm256_add_ps(ONE, v_exp(negated(x))); }
 
 static inline __m256 trig(__m256 x, int quadrant) {
     __m256 y = v_trig(x, quadrant);
@@ -93,13 +92,6 @@ static inline __m256 trig(__m256 x, int quadrant) {
         y = _mm256_loadu_ps(to);
     }
     return y;
-}
-
-static inline __m256 gelu_tanh(__m256 x) {
-    __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
-    __m256 inner = _mm256_mul_ps(_mm256_set1_ps(0.79788456080286535588f),
-                                 _mm256_add_ps(x, _mm256_mul_ps(_mm256_set1_ps(0.044715f), cube)));
-    return _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(0.5f), x), _mm256_add_ps(ONE, v_tanh(inner)));
 }
 
 /* NaN wins; equal operands give y, as in the portable form. */
@@ -126,8 +118,8 @@ static inline __m256 minimum(__m256 x, __m256 y) {
     F(cos, trig(x, 1))                                                                                                 \
     F(tanh, v_tanh(x))                                                                                                 \
     F(erf, v_erf(x))                                                                                                   \
-    F(sigmoid, _mm256_div_ps(ONE, logistic_divisor(x)))                                                                \
-    F(silu, _mm256_div_ps(x, logistic_divisor(x)))                                                                     \
+    F(sigmoid, v_sigmoid(x))                                                                                           \
+    F(silu, v_silu(x))                                                                                                 \
     F(relu, _mm256_max_ps(_mm256_setzero_ps(), x))                                                                     \
     F(gelu, v_gelu(x))
 
@@ -144,7 +136,7 @@ static inline __m256 minimum(__m256 x, __m256 y) {
 
 #define DEFINE(op, expr) UNARY(v_##op##_all, expr)
 UNARY_FUNCTIONS(DEFINE)
-UNARY(v_gelu_tanh_all, gelu_tanh(x))
+UNARY(v_gelu_tanh_all, v_gelu_tanh(x))
 #undef DEFINE
 #define DEFINE(op, expr) BINARY(v_##op##_all, expr)
 BINARY_FUNCTIONS(DEFINE)

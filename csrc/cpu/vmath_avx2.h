@@ -11,30 +11,38 @@ static inline __m256 v_scale(__m256 x, __m256i n) {
     return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
 
-/* exp: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial of degree 7 in r. NaN stays, inf and -inf give inf and 0. */
-static inline __m256 v_exp(__m256 x) {
-    /* min and max return their second operand when one is NaN */
-    x = _mm256_min_ps(_mm256_set1_ps(88.8f), _mm256_max_ps(_mm256_set1_ps(-104.0f), x));
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)),
-                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693145751953125f), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.428606765330187045e-06f), r);
+#define V_LOG2E 1.44269504088896341f
+#define V_LN2_HIGH 0.693145751953125f /* a whole number times it is exact */
+#define V_LN2_LOW 1.428606765330187045e-06f
+
+/* exp(r) for |r| <= ln 2 / 2: polynomial of degree 7. */
+static inline __m256 v_exp_fraction(__m256 r) {
     __m256 p = _mm256_set1_ps(0.000198527617612853646278381f);
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.00139304355252534151077271f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.00833336077630519866943359f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.0416664853692054748535156f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166666671633720397949219f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_add_ps(_mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r), _mm256_set1_ps(1.0f));
-    return v_scale(p, _mm256_cvtps_epi32(n));
+    return _mm256_add_ps(_mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r), _mm256_set1_ps(1.0f));
 }
 
-/* 2^y for -127 <= y <= 127, or NaN, as n + f: *power becomes 2^n, 0 for n = -127, and f is returned. Adding V_MAGIC
- * rounds to a whole number and leaves n + 127 in the low bits. */
+/* exp: x = n ln 2 + r. NaN stays, inf and -inf give inf and 0. */
+static inline __m256 v_exp(__m256 x) {
+    /* min and max return their second operand when one is NaN */
+    x = _mm256_min_ps(_mm256_set1_ps(88.8f), _mm256_max_ps(_mm256_set1_ps(-104.0f), x));
+    __m256 n =
+        _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(V_LOG2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_HIGH), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), r);
+    return v_scale(v_exp_fraction(r), _mm256_cvtps_epi32(n));
+}
+
+/* Adding V_MAGIC to -127 <= y <= 128 rounds it to a whole number n, which is returned, and leaves n + 127 in the low
+ * bits: *power becomes 2^n, at the ends 0 and infinity. With V_MAGIC - 1 it becomes 2^(n - 1). NaN gives NaN and 0. */
 #define V_MAGIC (0x1.8p23f + 127)
-static inline __m256 v_split(__m256 rounded, __m256 *power) {
+static inline __m256 v_split(__m256 rounded, float magic, __m256 *power) {
     *power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(rounded), 23));
-    return _mm256_sub_ps(rounded, _mm256_set1_ps(V_MAGIC));
+    return _mm256_sub_ps(rounded, _mm256_set1_ps(magic));
 }
 
 /* 2^f for |f| <= 1/2: within 2e-9 before rounding. */
@@ -52,9 +60,23 @@ static inline __m256 v_exp2_fraction(__m256 f) {
 static inline __m256 v_exp_weight(__m256 x) {
     x = _mm256_max_ps(_mm256_set1_ps(-88.0f), x); /* NaN stays */
     const __m256 high = _mm256_set1_ps(1.44269502162933349609f), low = _mm256_set1_ps(1.92596299112661746888e-8f);
-    __m256 power, n = v_split(_mm256_fmadd_ps(x, high, _mm256_set1_ps(V_MAGIC)), &power);
+    __m256 power, n = v_split(_mm256_fmadd_ps(x, high, _mm256_set1_ps(V_MAGIC)), V_MAGIC, &power);
     __m256 f = _mm256_fmadd_ps(x, low, _mm256_fmsub_ps(x, high, n));
     return _mm256_mul_ps(v_exp2_fraction(f), power);
+}
+
+/* (1 + exp(-x)) / 2, infinite only where exp(-x) is 2^128.5 or more. */
+static inline __m256 v_logistic_divisor(__m256 x) {
+    x = _mm256_min_ps(_mm256_set1_ps(87.3f), _mm256_max_ps(_mm256_set1_ps(-89.4f), x)); /* NaN stays */
+    const float magic = V_MAGIC - 1;
+    __m256 power, n = v_split(_mm256_fnmadd_ps(x, _mm256_set1_ps(V_LOG2E), _mm256_set1_ps(magic)), magic, &power);
+    __m256 r = _mm256_fnmsub_ps(n, _mm256_set1_ps(V_LN2_HIGH), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), r);
+    return _mm256_fmadd_ps(v_exp_fraction(r), power, _mm256_set1_ps(0.5f));
+}
+static inline __m256 v_sigmoid(__m256 x) { return _mm256_div_ps(_mm256_set1_ps(0.5f), v_logistic_divisor(x)); }
+static inline __m256 v_silu(__m256 x) {
+    return _mm256_div_ps(_mm256_mul_ps(_mm256_set1_ps(0.5f), x), v_logistic_divisor(x));
 }
 
 static inline __m256 v_abs(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
@@ -99,7 +121,11 @@ static inline __m256 v_tanh(__m256 x) {
     p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(1.33314422036e-1f));
     p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-3.33332819422e-1f));
     p = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
-    __m256 q = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(v_exp(_mm256_add_ps(a, a)), one)));
+    __m256 c = _mm256_min_ps(_mm256_set1_ps(20.0f), _mm256_add_ps(a, a)); /* NaN stays */
+    __m256 power, n = v_split(_mm256_fmadd_ps(c, _mm256_set1_ps(V_LOG2E), _mm256_set1_ps(V_MAGIC)), V_MAGIC, &power);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_HIGH), c);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), r);
+    __m256 q = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_fmadd_ps(v_exp_fraction(r), power, one)));
     return v_copysign(_mm256_blendv_ps(p, q, _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_GE_OQ)), x); /* -0 too */
 }
 
@@ -123,10 +149,10 @@ static inline __m256 v_erf(__m256 x) {
     r = _mm256_fmadd_ps(r, c, _mm256_set1_ps(-6.34846687e-1f));
     r = _mm256_fmadd_ps(r, c, _mm256_set1_ps(-1.28717512e-1f));
     r = _mm256_fmsub_ps(r, c, c);
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(r, _mm256_set1_ps(1.44269504088896341f)),
-                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 f = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693145751953125f), r);
-    f = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.428606765330187045e-06f), f);
+    __m256 n =
+        _mm256_round_ps(_mm256_mul_ps(r, _mm256_set1_ps(V_LOG2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 f = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_HIGH), r);
+    f = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), f);
     __m256 f2 = _mm256_mul_ps(f, f);
     __m256 q = _mm256_fmadd_ps(_mm256_set1_ps(0.00139304355252534151077271f), f,
                                _mm256_set1_ps(0.00833336077630519866943359f));
@@ -155,9 +181,20 @@ static inline __m256 v_gelu(__m256 x) {
     p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.1511045694351196f));
     p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.0f));
     p = _mm256_max_ps(_mm256_set1_ps(-127.0f), p); /* NaN stays */
-    __m256 power, n = v_split(_mm256_add_ps(p, _mm256_set1_ps(V_MAGIC)), &power);
+    __m256 power, n = v_split(_mm256_add_ps(p, _mm256_set1_ps(V_MAGIC)), V_MAGIC, &power);
     __m256 tail = _mm256_mul_ps(v_exp2_fraction(_mm256_sub_ps(p, n)), power);
     return _mm256_mul_ps(x, _mm256_blendv_ps(_mm256_sub_ps(_mm256_set1_ps(1.0f), tail), tail, x));
+}
+
+/* gelu's tanh form, which is x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), with exp as a power of 2. */
+static inline __m256 v_gelu_tanh(__m256 x) {
+    /* at the ends the power is 0 and infinite; NaN stays */
+    __m256 c = _mm256_min_ps(_mm256_set1_ps(10.03f), _mm256_max_ps(_mm256_set1_ps(-10.07f), x));
+    __m256 y = _mm256_set1_ps(-0.10294323958f);                                  /* 0.044715 times the next */
+    y = _mm256_fmadd_ps(_mm256_mul_ps(c, c), y, _mm256_set1_ps(-2.3022081981f)); /* -2 sqrt(2 / pi) / ln 2 */
+    __m256 power, n = v_split(_mm256_fmadd_ps(c, y, _mm256_set1_ps(V_MAGIC)), V_MAGIC, &power);
+    __m256 p = v_exp2_fraction(_mm256_fmsub_ps(c, y, n));
+    return _mm256_div_ps(x, _mm256_fmadd_ps(p, power, _mm256_set1_ps(1.0f)));
 }
 
 /* sin (quadrant 0) and cos (quadrant 1) for |x| <= V_TRIG_MAX: x = n pi/2 + r with pi/2 in three parts. */
