@@ -166,23 +166,24 @@ static inline __m256 v_erf(__m256 x) {
     return _mm256_blendv_ps(p, r, _mm256_cmp_ps(t, _mm256_set1_ps(0.927734375f), _CMP_GT_OQ));
 }
 
-/* gelu: x times the normal distribution, whose tail is 2 to the power of a polynomial in |x|: within 2e-9 times its
- * square root before rounding. 1 + erf would cancel where x is negative. */
+/* gelu: x times the normal distribution, whose tail is 2 to the power of -1 and a polynomial in |x|: within 2e-9
+ * times its square root before rounding. 1 + erf would cancel where x is negative. */
 static inline __m256 v_gelu(__m256 x) {
-    __m256 t = v_abs(x), p = _mm256_set1_ps(-3.559276962050717e-8f);
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(9.976754427043488e-7f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.2109348972444423e-5f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(8.124277519527823e-5f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-2.903239510487765e-4f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(1.1549920600373298e-5f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(6.943569518625736e-3f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-5.2444782108068466e-2f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-4.592183232307434e-1f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.1511045694351196f));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.0f));
-    p = _mm256_max_ps(_mm256_set1_ps(-127.0f), p); /* NaN stays */
-    __m256 power, n = v_split(_mm256_add_ps(p, _mm256_set1_ps(V_MAGIC)), V_MAGIC, &power);
-    __m256 tail = _mm256_mul_ps(v_exp2_fraction(_mm256_sub_ps(p, n)), power);
+    __m256 t = _mm256_min_ps(_mm256_set1_ps(10.91f), v_abs(x)); /* there the power is 0; NaN stays */
+    __m256 s = _mm256_mul_ps(t, t);
+    __m256 odd = _mm256_set1_ps(-3.559276962050717e-8f), even = _mm256_set1_ps(9.976754427043488e-7f);
+    odd = _mm256_fmadd_ps(odd, s, _mm256_set1_ps(-1.2109348972444423e-5f));
+    even = _mm256_fmadd_ps(even, s, _mm256_set1_ps(8.124277519527823e-5f));
+    odd = _mm256_fmadd_ps(odd, s, _mm256_set1_ps(-2.903239510487765e-4f));
+    even = _mm256_fmadd_ps(even, s, _mm256_set1_ps(1.1549920600373298e-5f));
+    odd = _mm256_fmadd_ps(odd, s, _mm256_set1_ps(6.943569518625736e-3f));
+    even = _mm256_fmadd_ps(even, s, _mm256_set1_ps(-5.2444782108068466e-2f));
+    odd = _mm256_fmadd_ps(odd, s, _mm256_set1_ps(-4.592183232307434e-1f));
+    even = _mm256_fmadd_ps(even, s, _mm256_set1_ps(-1.1511045694351196f));
+    __m256 p = _mm256_fmadd_ps(odd, t, even);
+    const float magic = V_MAGIC - 1;
+    __m256 power, n = v_split(_mm256_fmadd_ps(p, t, _mm256_set1_ps(magic)), magic, &power);
+    __m256 tail = _mm256_mul_ps(v_exp2_fraction(_mm256_fmsub_ps(p, t, n)), power);
     return _mm256_mul_ps(x, _mm256_blendv_ps(_mm256_sub_ps(_mm256_set1_ps(1.0f), tail), tail, x));
 }
 
