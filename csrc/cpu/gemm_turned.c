@@ -9,6 +9,7 @@
 
 enum {
     LEAST_ROWS = 24,
+    EVEN_ROWS = 48,    /* a multiple of it where there are enough: each block of panels is read for four tiles */
     MOST_ROWS = 96,    /* of B^T in a part */
     GROUP_PANELS = 16, /* panels of A^T in a part, and packed at once; with GEMM_BLOCK_K 192 KB for the L2 */
     LEAST_PANELS = 8,  /* but fewer, down to these, where they would have more than A_FLOATS */
@@ -31,7 +32,7 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
     p.local = batch > 1 && (m + n) * k <= LOCAL_FLOATS;
     /* some 32 to 48 parts, of rows that tiles of 6 and transposition by 8 fill; fewer and longer where memory streams
      */
-    int64_t even = p.few ? round_up((n + 15) / 16, GEMM_ROWS) : round_up((n + 47) / 48, LEAST_ROWS);
+    int64_t even = p.few ? round_up((n + 15) / 16, GEMM_ROWS) : round_up((n + 47) / 48, EVEN_ROWS);
     p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, even));
     p.group = min_i64(panels, min_i64(GROUP_PANELS, max_i64(LEAST_PANELS, A_FLOATS / (GEMM_COLS * depth))));
     p.a_floats = round_up(p.few ? m * k : p.group * GEMM_COLS * k, 16);
