@@ -259,7 +259,6 @@ static Code compile(Context *ctx, const Table *table, const CompileOptions *opti
     double start = forge_now_ms();
     progress_begin(ctx->progress, PHASE_TABLE, 0);
     TRY(graph_from_table(ctx, arena, table, &g));
-    TRY(graph_verify(ctx, g));
     program->table_ms = forge_now_ms() - start;
     return program_build(ctx, program, g, options, true);
 }

@@ -43,18 +43,22 @@ static Code copy_ints(Context *ctx, Arena *arena, const int64_t *items, size_t c
     return CODE_OK;
 }
 
+Code graph_reserve(Context *ctx, Graph *g, size_t n_nodes, size_t n_values) {
+    void *nodes = g->nodes, *values = g->values;
+    TRY(grow(ctx, g->arena, &nodes, g->n_nodes, &g->cap_nodes, n_nodes, sizeof *g->nodes));
+    g->nodes = nodes;
+    TRY(grow(ctx, g->arena, &values, g->n_values, &g->cap_values, n_values, sizeof *g->values));
+    g->values = values;
+    return CODE_OK;
+}
+
 Code graph_insert(Context *ctx, Graph *g, NodeId before, Op op, const ValueId *operands, size_t n_operands,
                   const Type *results, size_t n_results, int32_t source, NodeId *out) {
     *out = NODE_NONE;
     if (before != NODE_NONE && (before >= g->n_nodes || g->nodes[before].dead)) {
         return fail(ctx, CODE_INTERNAL, "insertion before a node that is not in the graph");
     }
-    void *nodes = g->nodes, *values = g->values;
-    TRY(grow(ctx, g->arena, &nodes, g->n_nodes, &g->cap_nodes, 1, sizeof *g->nodes));
-    g->nodes = nodes;
-    TRY(grow(ctx, g->arena, &values, g->n_values, &g->cap_values, n_results, sizeof *g->values));
-    g->values = values;
-
+    TRY(graph_reserve(ctx, g, 1, n_results));
     NodeId id = g->n_nodes;
     Node *node = &g->nodes[id];
     memset(node, 0, sizeof *node);
@@ -81,6 +85,7 @@ Code graph_insert(Context *ctx, Graph *g, NodeId before, Op op, const ValueId *o
         g->nodes[before].prev = id;
     g->n_nodes++;
     g->n_values += (uint32_t)n_results;
+    g->edited = true;
     *out = id;
     return CODE_OK;
 }
@@ -125,7 +130,9 @@ ValueId graph_resolve(const Graph *g, ValueId v) {
 void graph_replace(Graph *g, ValueId old, ValueId with) {
     old = graph_resolve(g, old);
     with = graph_resolve(g, with);
-    if (old != with) g->values[old].forward = with;
+    if (old == with) return;
+    g->values[old].forward = with;
+    g->edited = true;
 }
 
 void graph_kill(Graph *g, NodeId id) {
@@ -140,6 +147,7 @@ void graph_kill(Graph *g, NodeId id) {
     else
         g->nodes[node->next].prev = node->prev;
     node->dead = true; /* its `next` stays, so that a walk that stands on it goes on */
+    g->edited = true;
 }
 
 /* The value that `v` stands for, in new numbers; shortens the chains on the way, so that compaction is linear. */
@@ -160,47 +168,63 @@ static Code renumber(Context *ctx, Graph *g, const ValueId *new_ids, ValueId *v)
 }
 
 static Code compact(Context *ctx, Graph *g, Arena *scratch) {
-    Node *nodes;
-    Value *values;
     ValueId *new_ids;
     uint32_t n_nodes = 0, n_values = 0;
-    TRY(ARENA_NEW(ctx, scratch, g->n_nodes, &nodes));
-    TRY(ARENA_NEW(ctx, scratch, g->n_values, &values));
+    bool down = true; /* no node or value gets a higher number: then they can move one by one where they are */
     TRY(ARENA_NEW(ctx, scratch, g->n_values, &new_ids));
     for (uint32_t v = 0; v < g->n_values; v++) new_ids[v] = VALUE_NONE;
-
     GRAPH_EACH(g, id) {
-        Node node = *graph_node(g, id);
-        for (uint32_t k = 0; k < node.n_results; k++) {
-            values[n_values + k] = g->values[node.first_result + k];
-            values[n_values + k].def = n_nodes;
-            values[n_values + k].forward = VALUE_NONE;
-            new_ids[node.first_result + k] = n_values + k;
-        }
-        node.first_result = n_values;
-        n_values += node.n_results;
-        nodes[n_nodes++] = node;
+        const Node *node = graph_node(g, id);
+        down = down && n_nodes <= id && n_values <= node->first_result;
+        for (uint32_t k = 0; k < node->n_results; k++) new_ids[node_result(node, k)] = n_values++;
+        n_nodes++;
     }
-    for (uint32_t n = 0; n < n_nodes; n++) {
-        for (uint32_t k = 0; k < nodes[n].n_operands; k++) TRY(renumber(ctx, g, new_ids, &nodes[n].operands[k]));
-        nodes[n].prev = n ? n - 1 : NODE_NONE;
-        nodes[n].next = n + 1 < n_nodes ? n + 1 : NODE_NONE;
+    GRAPH_EACH(g, id) {
+        const Node *node = graph_node(g, id);
+        for (uint32_t k = 0; k < node->n_operands; k++) TRY(renumber(ctx, g, new_ids, &node->operands[k]));
     }
     for (uint32_t k = 0; k < g->n_inputs; k++) {
         /* an input keeps its own node whatever its uses were redirected to */
         if (g->inputs[k] != VALUE_NONE) g->inputs[k] = new_ids[g->inputs[k]];
     }
     for (uint32_t k = 0; k < g->n_outputs; k++) TRY(renumber(ctx, g, new_ids, &g->outputs[k]));
-    if (n_nodes) memcpy(g->nodes, nodes, n_nodes * sizeof *nodes);
-    if (n_values) memcpy(g->values, values, n_values * sizeof *values);
+
+    Node *nodes = g->nodes;
+    Value *values = g->values;
+    if (!down) {
+        TRY(ARENA_NEW(ctx, scratch, n_nodes, &nodes));
+        TRY(ARENA_NEW(ctx, scratch, n_values, &values));
+    }
+    n_nodes = n_values = 0;
+    for (NodeId id = g->first, next; id != NODE_NONE; id = next) {
+        Node node = *graph_node(g, id);
+        next = node.next;
+        for (uint32_t k = 0; k < node.n_results; k++) {
+            Value value = *graph_value(g, node_result(&node, k));
+            value.def = n_nodes;
+            value.forward = VALUE_NONE;
+            values[n_values + k] = value;
+        }
+        node.first_result = n_values;
+        node.prev = n_nodes ? n_nodes - 1 : NODE_NONE;
+        node.next = next == NODE_NONE ? NODE_NONE : n_nodes + 1;
+        n_values += node.n_results;
+        nodes[n_nodes++] = node;
+    }
+    if (!down) {
+        memcpy(g->nodes, nodes, n_nodes * sizeof *nodes);
+        if (n_values) memcpy(g->values, values, n_values * sizeof *values);
+    }
     g->n_nodes = n_nodes;
     g->n_values = n_values;
     g->first = n_nodes ? 0 : NODE_NONE;
     g->last = n_nodes ? n_nodes - 1 : NODE_NONE;
+    g->edited = false;
     return CODE_OK;
 }
 
 Code graph_compact(Context *ctx, Graph *g) {
+    if (!g->edited) return CODE_OK;
     Arena scratch;
     arena_init(&scratch);
     Code code = compact(ctx, g, &scratch);
@@ -240,6 +264,7 @@ Code graph_clone(Context *ctx, const Graph *from, Arena *arena, Graph **out) {
     TRY(graph_create(ctx, arena, &g));
     g->first = from->first;
     g->last = from->last;
+    g->edited = from->edited;
     TRY(arena_copy(ctx, arena, from->nodes, from->n_nodes * sizeof *from->nodes, &copy));
     g->nodes = copy;
     g->n_nodes = g->cap_nodes = from->n_nodes;

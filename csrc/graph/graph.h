@@ -133,6 +133,7 @@ typedef struct Graph {
     Node *nodes;
     uint32_t n_nodes, cap_nodes; /* ids handed out; dead ones included until compaction */
     NodeId first, last;          /* list order */
+    bool edited;                 /* nodes came, went or were replaced since the last compaction */
     Value *values;
     uint32_t n_values, cap_values;
     Constant *constants;
@@ -172,6 +173,8 @@ typedef struct Type {
 } Type;
 MUST_USE Code graph_insert(Context *ctx, Graph *g, NodeId before, Op op, const ValueId *operands, size_t n_operands,
                            const Type *results, size_t n_results, int32_t source, NodeId *out);
+/* Room for that many more at once; without it, insertion makes room as it goes. */
+MUST_USE Code graph_reserve(Context *ctx, Graph *g, size_t n_nodes, size_t n_values);
 MUST_USE Code graph_add_constant(Context *ctx, Graph *g, const Constant *constant, uint32_t *index);
 static inline Type value_type(const Graph *g, ValueId v) {
     Type t = {g->values[v].dtype, g->values[v].rank, g->values[v].shape};
@@ -185,7 +188,8 @@ MUST_USE Code node_set_operands(Context *ctx, Graph *g, NodeId node, const Value
 void graph_replace(Graph *g, ValueId old, ValueId with);
 ValueId graph_resolve(const Graph *g, ValueId v);
 void graph_kill(Graph *g, NodeId node); /* unlinks; its results must be unused or replaced by the time of compaction */
-/* Resolves redirections, drops dead nodes, renumbers values and nodes densely in list order. */
+/* Resolves redirections, drops dead nodes, renumbers values and nodes densely in list order. Costs nothing where
+ * nothing was edited. */
 MUST_USE Code graph_compact(Context *ctx, Graph *g);
 /* Deep copy into the same or another arena (constants' data stays borrowed). */
 MUST_USE Code graph_clone(Context *ctx, const Graph *g, Arena *arena, Graph **out);

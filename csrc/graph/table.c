@@ -170,6 +170,7 @@ Code graph_from_table(Context *ctx, Arena *arena, const Table *table, Graph **ou
         if (table->nodes[row].n_results > most) most = table->nodes[row].n_results;
     Type *types;
     TRY(ARENA_NEW(ctx, arena, most, &types));
+    TRY(graph_reserve(ctx, g, table->n_nodes, table->n_values));
     for (size_t row = 0; row < table->n_nodes; row++) {
         Code code = read_node(&r, row, &next_value, types);
         if (code == CODE_OK) continue;

@@ -149,7 +149,7 @@ static bool same_node(const Graph *g, const Node *a, const Node *b) {
 
 static Code merge(PassContext *pc, Graph *g, Arena *scratch) {
     typedef struct Slot {
-        uint64_t hash;
+        uint32_t hash; /* the upper half; the lower one chose the slot */
         NodeId node;
     } Slot;
     size_t capacity = 16;
@@ -170,11 +170,11 @@ static Code merge(PassContext *pc, Graph *g, Arena *scratch) {
         uint64_t hash = hash_node(g, node);
         size_t at = (size_t)hash & (capacity - 1);
         while (slots[at].node != NODE_NONE) {
-            if (slots[at].hash == hash && same_node(g, graph_node(g, slots[at].node), node)) break;
+            if (slots[at].hash == (uint32_t)(hash >> 32) && same_node(g, graph_node(g, slots[at].node), node)) break;
             at = (at + 1) & (capacity - 1);
         }
         if (slots[at].node == NODE_NONE) {
-            slots[at] = (Slot){hash, id};
+            slots[at] = (Slot){(uint32_t)(hash >> 32), id};
             continue;
         }
         const Node *first = graph_node(g, slots[at].node);

@@ -29,7 +29,7 @@ typedef struct Folder {
     bool *failed;      /* by node id: the evaluator could not */
     bool *gone;        /* by node id: nothing in the program uses its results any more */
     bool *weight_only; /* by node id: stays in the program because only contractions use it, as their matrix */
-    bool any_failed;
+    bool any_failed, any_known;
 } Folder;
 
 static Known *operand_known(const Folder *f, const Node *node, uint32_t k) {
@@ -56,6 +56,7 @@ static Code new_known(Folder *f, ValueId v, Known **out) {
     TRY(ARENA_NEW(f->pc->ctx, f->scratch, 1, out));
     **out = (Known){.tensor = value_tensor(graph_value(f->g, v)), .constant = -1, .sources.name = ""};
     f->known[v] = *out;
+    f->any_known = true;
     return CODE_OK;
 }
 
@@ -114,15 +115,26 @@ static Code mark_view(Folder *f, const Node *node, Known *base, bool *done) {
     return CODE_OK;
 }
 
+static bool is_source(Op op) { return op == OP_constant || op == OP_full; }
+
+/* Only where a node has no operand but sources and known values: few weights have such users. */
+static Code mark_source(Folder *f, const Node *node) {
+    return node->op == OP_constant ? mark_constant(f, node) : mark_full(f, node);
+}
+
 static Code mark_node(Folder *f, NodeId id) {
-    const Node *node = graph_node(f->g, id);
-    if (node->op == OP_constant) return mark_constant(f, node);
-    if (node->op == OP_full) return mark_full(f, node);
-    if (node->op == OP_input || node->op == OP_host || f->failed[id]) return CODE_OK;
+    const Graph *g = f->g;
+    const Node *node = graph_node(g, id);
+    if (is_source(node->op) || node->op == OP_input || node->op == OP_host || f->failed[id]) return CODE_OK;
+    for (uint32_t k = 0; k < node->n_operands; k++) {
+        if (node->operands[k] == VALUE_NONE || operand_known(f, node, k)) continue;
+        if (!is_source(value_node(g, graph_resolve(g, node->operands[k]))->op)) return CODE_OK;
+    }
 
     Sources sources = {.name = ""};
     for (uint32_t k = 0; k < node->n_operands; k++) {
         if (node->operands[k] == VALUE_NONE) continue;
+        if (!operand_known(f, node, k)) TRY(mark_source(f, value_node(g, graph_resolve(g, node->operands[k]))));
         const Known *operand = operand_known(f, node, k);
         if (!operand) return CODE_OK;
         sources.narrow |= operand->sources.narrow;
@@ -364,7 +376,6 @@ static Code fold(Folder *f, bool *changed) {
     Context *ctx = f->pc->ctx;
     Graph *g = f->g;
     TRY(ARENA_NEW(ctx, f->scratch, g->n_nodes, &f->failed));
-    TRY(graph_uses(ctx, g, f->scratch, &f->uses));
     /* A node that the evaluator refuses changes what can be chosen. Its users are unknown from then on, so few rounds
      * do. */
     do {
@@ -372,7 +383,10 @@ static Code fold(Folder *f, bool *changed) {
         TRY(ARENA_NEW(ctx, f->scratch, g->n_values, &f->known));
         TRY(ARENA_NEW(ctx, f->scratch, g->n_nodes, &f->gone));
         TRY(ARENA_NEW(ctx, f->scratch, g->n_nodes, &f->weight_only));
+        f->any_known = false;
         GRAPH_EACH(g, id) TRY(mark_node(f, id));
+        if (!f->any_known) return CODE_OK;
+        if (!f->uses.start) TRY(graph_uses(ctx, g, f->scratch, &f->uses));
         TRY(choose(f));
         TRY(compute(f));
     } while (f->any_failed);
