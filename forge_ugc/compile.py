@@ -124,9 +124,10 @@ def compile(
         if meta and options.executable:
             why = "the model was compiled from meta tensors, which have no values: its plan can be read, not run"
             options = replace(options, executable=False, why_not=why)
-        compiled = CompiledModel(model, captured, options, example)
-        end = time.perf_counter()
-    compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)
+        with collector_paused():  # some objects for each weight and each instruction
+            compiled = CompiledModel(model, captured, options, example)
+            end = time.perf_counter()
+            compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)
     if find_adapters(model):
         compiled._adapters = Adapters(model, compiled, settings)
     _warn_fallbacks(compiled.report["fallbacks"])

@@ -23,7 +23,6 @@ from .lowering import Lowered, lower
 from .lowering.outputs import Alias, Fresh, Known
 from .memory import OutputMemory
 from .overlap import Overlap, written_overlap
-from .pause import collector_paused
 from .profile import Profile
 from .repeat import Repeat, picker, repeat_of
 from .report import Report
@@ -154,16 +153,15 @@ class CompiledModel:
         self._lock = threading.RLock()
         self._warned_grad = False
         self._adapters: Adapters | None = None
-        with collector_paused():  # some objects for each weight
-            self._read_inputs(captured)
-            written = {w.writes for w in captured.writes}
-            slots = {s.place: s for i, s in captured.slots.items() if i not in written}
-            self._watcher = Watcher(list(slots.values()))
-            self._structure = Structure(model)
-            nodes = [captured.nodes[i] for i in written if i is not None]
-            self._written_leaves = [node.target for node in nodes if node.kind is Kind.INPUT]
-            self._written_slots = [captured.slots[i] for i in written if i in captured.slots]
-            self._check_apart(example, list(captured.slots.values()), CompileError)
+        self._read_inputs(captured)
+        written = {w.writes for w in captured.writes}
+        slots = {s.place: s for i, s in captured.slots.items() if i not in written}
+        self._watcher = Watcher(list(slots.values()))
+        self._structure = Structure(model)
+        nodes = [captured.nodes[i] for i in written if i is not None]
+        self._written_leaves = [node.target for node in nodes if node.kind is Kind.INPUT]
+        self._written_slots = [captured.slots[i] for i in written if i in captured.slots]
+        self._check_apart(example, list(captured.slots.values()), CompileError)
         self._example_shapes = self._key(example)
         self._example_symbols = self._symbolic.solve(example) if self._symbolic.dynamic else Symbols()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -306,6 +304,8 @@ class CompiledModel:
     def _check_apart(self, leaves: list[Any], state: list[Slot], error: type[Exception]) -> None:
         """Raises `error` where a tensor that forward() writes shares memory with another input or one of `state`."""
         written, paths = self._written_leaves, self._signature.paths
+        if not written and not self._written_slots:
+            return
         own = {s.place for s in self._written_slots}
         others = [(s.name, s.tensor()) for s in state if s.place not in own]
         pair = written_overlap(

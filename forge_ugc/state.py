@@ -78,14 +78,14 @@ class Watcher:
         self.slots = slots
         self._where = [(slot.where, slot.key) for slot in slots]
         self._inner = [(i, slot.inner) for i, slot in enumerate(slots) if slot.inner]
-        self._makes = [_make(slot) for slot in slots]
+        self._makes = [_make(slots[i]) for i, _ in self._inner]
         self.take()
 
     def take(self) -> None:
         """Remembers the state as it is now. RuntimeError if a tensor made of tensors is of another make."""
         tensors = [slot.tensor() for slot in self.slots]
-        for i, _ in self._inner:
-            if _make(self.slots[i]) != self._makes[i]:
+        for (i, _), make in zip(self._inner, self._makes, strict=True):
+            if _make(self.slots[i]) != make:
                 raise self.slots[i].another_kind()
         counted = [i for i, t in enumerate(tensors) if not t.is_inference()]
         # what has no memory of its own that can be addressed (sparse, subclasses) is watched by identity and version
@@ -140,15 +140,16 @@ class Structure:
     """Notices changes that make the captured graph another model's: other submodules, tied weights that were untied."""
 
     def __init__(self, model: Any) -> None:
-        modules = [m for m in model.modules() if m._modules] if isinstance(model, torch.nn.Module) else []
-        self._tables = [module._modules for module in modules]
-        self._children = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
+        self._tables: list[dict[str, Any]] = []
         places: dict[int, list[tuple[dict[str, Any], str]]] = {}
         for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+            if module._modules:
+                self._tables.append(module._modules)
             for where in (module._parameters, module._buffers):
                 for key, value in where.items():
                     if value is not None:
                         places.setdefault(id(value), []).append((where, key))
+        self._children = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
         self._tied = [group for group in places.values() if len(group) > 1]
 
     def untied(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +35,11 @@ DTYPES_BY_NAME = {
 DTYPE_NUMBERS: dict[DType, int] = {DTYPES_BY_NAME[name]: i for i, (name, _, _) in enumerate(_core.dtypes())}
 _DTYPES = [DTYPES_BY_NAME[name] for name, _, _ in _core.dtypes()]
 MAX_RANK: int = _core.MAX_RANK
-_OPS = {info["name"]: info for info in _core.ops()}
-_NAMES = {info["id"]: name for name, info in _OPS.items()}
+VALUE_NONE: int = _core.VALUE_NONE  # an operand that is absent
+_OPS: dict[str, tuple[int, list[tuple[str, str]]]] = {  # name -> its number; its attributes' names and kinds
+    info["name"]: (info["id"], [(name, kind.lower()) for name, kind in info["attrs"]]) for info in _core.ops()
+}
+_NAMES = {number: name for name, (number, _) in _OPS.items()}
 _ROWS = {name: np.dtype(fields) for name, fields in _core.TABLE_DTYPES.items()}
 STATE, LITERAL = 0, 1
 
@@ -83,7 +87,9 @@ class TableBuilder:
     """Appends nodes, values and constants; `finish` makes the arrays."""
 
     def __init__(self) -> None:
-        self.nodes: list[tuple[int, int, int, int, int, int, int]] = []
+        # operator, results, operands, first attribute word, attribute words; the operands lie in the nodes' order
+        self.nodes: list[tuple[int, int, int, int, int]] = []
+        self.node_sources: list[int] = []
         self.values: list[tuple[int, int, int]] = []
         self.operands: list[int] = []
         self._attrs: list[int] = []
@@ -115,7 +121,16 @@ class TableBuilder:
         self.source = index
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return (self.nodes, self.values, self.operands, self._attrs, self._dims, self._constants, self._keepalive)
+        return (
+            self.nodes,
+            self.node_sources,
+            self.values,
+            self.operands,
+            self._attrs,
+            self._dims,
+            self._constants,
+            self._keepalive,
+        )
 
     def mark(self) -> Mark:
         return Mark(tuple(map(len, self._lists())))
@@ -127,8 +142,8 @@ class TableBuilder:
         self._constant_values = {k: v for k, v in self._constant_values.items() if v.id < len(self.values)}
 
     def sizes(self) -> tuple[int, ...]:
-        """How many nodes, values, constants and strings there are."""
-        return len(self.nodes), len(self.values), len(self._constants), len(self._strings)
+        """How many nodes, values, operands, constants and strings there are."""
+        return len(self.nodes), len(self.values), len(self.operands), len(self._constants), len(self._strings)
 
     def type_of(self, row: tuple[int, int, int]) -> tuple[DType, tuple[int, ...]]:
         """(dtype, shape) of a row of `values`."""
@@ -141,22 +156,21 @@ class TableBuilder:
         self, op: str, operands: Sequence[Value | None], results: Sequence[tuple[DType, Sequence[int]]], /, **attrs: Any
     ) -> tuple[Value, ...]:
         """Appends a node; attributes that are left out are zero, none or empty."""
-        info = _OPS[op]
-        first_operand, first_attr = len(self.operands), len(self._attrs)
-        for operand in operands:
-            self.operands.append(_core.VALUE_NONE if operand is None else operand.id)
-        for name, kind in info["attrs"]:
+        number, attributes = _OPS[op]
+        first_attr = len(self._attrs)
+        self.operands += [VALUE_NONE if operand is None else operand.id for operand in operands]
+        for name, kind in attributes:
             self._attr(kind, attrs.pop(name, None))
         if attrs:
             raise CompileError(f"internal error: operator {op} has no attribute {sorted(attrs)}")
         out = []
         for dtype, shape in results:
-            value = Value(len(self.values), dtype, tuple(shape))
-            self.values.append((DTYPE_NUMBERS[dtype], len(value.shape), self._shape(value.shape)))
-            out.append(value)
-        self.nodes.append(
-            (info["id"], len(out), first_operand, len(operands), first_attr, len(self._attrs) - first_attr, self.source)
-        )
+            shape = tuple(shape)
+            out.append(Value(len(self.values), dtype, shape))
+            self.values.append((DTYPE_NUMBERS[dtype], len(shape), len(self._dims)))
+            self._dims += shape
+        self.nodes.append((number, len(out), len(operands), first_attr, len(self._attrs) - first_attr))
+        self.node_sources.append(self.source)
         return tuple(out)
 
     def op(
@@ -173,21 +187,21 @@ class TableBuilder:
         """A constant that borrows `tensor`'s memory: the same memory seen the same way is one constant."""
         if tensor.requires_grad:
             tensor = tensor.detach()
-        meta = tensor.is_meta
+        meta, dtype, shape, strides = tensor.is_meta, tensor.dtype, tuple(tensor.shape), tensor.stride()
         data = 0 if meta else tensor.data_ptr()
-        key = (data if not meta else name, tensor.dtype, tensor.shape, tensor.stride(), kind)
-        found = self._constant_values.get(key) if tensor.numel() else None
+        key = (data if not meta else name, dtype, shape, strides, kind)
+        found = self._constant_values.get(key) if 0 not in shape else None
         if found is not None:
             return found
-        first_dim = self._shape(tuple(tensor.shape) + tensor.stride())
         index = len(self._constants)
-        self._constants.append((data, DTYPE_NUMBERS[tensor.dtype], tensor.dim(), kind, first_dim, self.string(name)))
+        self._constants.append((data, DTYPE_NUMBERS[dtype], len(shape), kind, len(self._dims), self.string(name)))
+        self._dims += shape
+        self._dims += strides
         self._keepalive.append(tensor)
         if kind == STATE and (meta or data not in self._borrowed):
             self._borrowed.add(data)
-            self.borrowed_bytes += tensor.numel() * tensor.element_size()
-        value = self.op("constant", [], tensor.dtype, tensor.shape, index=index)
-        self._constant_values[key] = value
+            self.borrowed_bytes += tensor.nbytes
+        value = self._constant_values[key] = self.op("constant", [], dtype, shape, index=index)
         return value
 
     def string(self, text: str) -> int:
@@ -197,13 +211,7 @@ class TableBuilder:
             self._strings.append(text)
         return index
 
-    def _shape(self, shape: Sequence[int]) -> int:
-        first = len(self._dims)
-        self._dims.extend(shape)
-        return first
-
     def _attr(self, kind: str, value: Any) -> None:
-        kind = kind.lower()
         if kind in ("int", "bool"):
             self._attrs.append(int(value or 0))
         elif kind == "float":
@@ -223,11 +231,9 @@ class TableBuilder:
 
     def finish(self, outputs: Sequence[Value]) -> Table:
         """The arrays; `outputs` are the program's results in order."""
-        nodes = _columns(
-            _ROWS["nodes"],
-            self.nodes,
-            ("op", "n_results", "first_operand", "n_operands", "first_attr", "n_attr_words", "source"),
-        )
+        nodes = _columns(_ROWS["nodes"], self.nodes, ("op", "n_results", "n_operands", "first_attr", "n_attr_words"))
+        nodes["first_operand"][1:] = np.cumsum(nodes["n_operands"][:-1])
+        nodes["source"] = self.node_sources
         values = _columns(_ROWS["values"], self.values, ("dtype", "rank", "first_dim"))
         constants = _columns(
             _ROWS["constants"], self._constants, ("data", "dtype", "rank", "kind", "first_dim", "name")
@@ -248,9 +254,12 @@ class TableBuilder:
 
 def _columns(dtype: np.dtype[Any], rows: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> np.ndarray[Any, Any]:
     array = np.zeros(len(rows), dtype)
-    if rows:
-        for name, column in zip(names, zip(*rows, strict=True), strict=True):
-            array[name] = column
+    count = len(rows) * len(names)
+    numbers = np.fromiter(itertools.chain.from_iterable(rows), np.int64, count).reshape(len(rows), len(names))
+    for k, name in enumerate(names):
+        array[name] = numbers[:, k]
+        if not np.array_equal(array[name], numbers[:, k]):
+            raise CompileError(f"a column of the node table, {name}, has no room for {numbers[:, k].max()}")
     return array
 
 

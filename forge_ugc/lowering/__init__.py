@@ -24,7 +24,7 @@ from .autocast import autocast_arguments
 from .decompose import decompose
 from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
-from .recipe import PLAIN, NoForm, Recipe, form_of, same_operands
+from .recipe import PLAIN, NoForm, Recipe, add_forms, same_operands
 from .registry import Decline, rule_of
 
 __all__ = [
@@ -207,23 +207,22 @@ class _Lowering:
 
     def call(self, i: int, node: Node) -> Any:
         """As `call_by_itself`, from a recipe where the same was lowered before."""
-        number = node.meta is not None and not isinstance(node.meta, (TensorMeta, tuple))
-        if node.target is operator.getitem or number:  # the hash of a symbolic number would guard on its value
+        meta: Any = node.meta
+        if type(meta) is TensorMeta:
+            meta = (meta.dtype, meta.shape, meta.dense)
+        elif meta is not None and not isinstance(meta, tuple):  # a symbolic number: its hash would guard on its value
+            return self.call_by_itself(i, node)
+        if node.target is operator.getitem:
             return self.call_by_itself(i, node)
         operands: list[Value] = []
+        used = self.parts.get(i)
+        form = [id(node.target), meta, node.autocast, None if used is None else frozenset(used)]
         try:
-            key: Any = [form_of(a, self.env, operands) for a in node.args]
+            add_forms(form, node.args, self.env, operands)
             for name, value in node.kwargs.items():
-                key += (name, form_of(value, self.env, operands))
-            used = self.parts.get(i)
-            key = (
-                id(node.target),
-                node.meta,
-                node.autocast,
-                None if used is None else frozenset(used),
-                same_operands(operands),
-                *key,
-            )
+                form.append(name)
+                add_forms(form, (value,), self.env, operands)
+            key = (same_operands(operands), *form)
             recipe = self.recipes.get(key)
         except (NoForm, TypeError):  # TypeError: symbolic sizes have no hash
             return self.call_by_itself(i, node)
@@ -415,7 +414,11 @@ def _uses(captured: Captured) -> tuple[set[int], dict[int, set[int]]]:
     used: set[int] = set()
     parts: dict[int, set[int]] = {}
     whole: set[int] = set()
-    for node in captured.nodes:
+    for i, node in enumerate(captured.nodes):
+        if node.kind is not Kind.CALL:
+            continue
+        if isinstance(node.meta, tuple):
+            parts.setdefault(i, set())
         if node.target is operator.getitem and isinstance(node.args[0], Ref):
             parts.setdefault(node.args[0].index, set()).add(node.args[1])
             used.add(node.args[0].index)
@@ -424,8 +427,8 @@ def _uses(captured: Captured) -> tuple[set[int], dict[int, set[int]]]:
             kind = type(value)
             if kind is Ref:
                 whole.add(value.index)
-            elif kind not in PLAIN:  # a structure: of torch.export, subclasses of list and dict
-                whole.update(captured.refs(value))
+            elif kind not in PLAIN and not (kind is list and PLAIN.issuperset(map(type, value))):
+                whole.update(captured.refs(value))  # a structure: of torch.export, subclasses of list and dict
         if node.kwargs:
             whole.update(captured.refs(node.kwargs))
     used |= whole
@@ -433,7 +436,4 @@ def _uses(captured: Captured) -> tuple[set[int], dict[int, set[int]]]:
         for ref in captured.refs(output.value):
             used.add(ref)
             whole.add(ref)
-    for i, node in enumerate(captured.nodes):
-        if isinstance(node.meta, tuple) and i not in whole:
-            parts.setdefault(i, set())
     return used, {i: p for i, p in parts.items() if i not in whole}

@@ -7,13 +7,13 @@ operands are the same, so a call with an equal `form` gives equal rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ..capture import Ref
-from ..table import Value
+from ..table import VALUE_NONE, Value
 from .emitter import Emitter
 
 PLAIN = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
@@ -23,22 +23,26 @@ class NoForm(Exception):
     """An argument that is not compared here; the call is lowered by itself."""
 
 
-def form_of(value: Any, env: Sequence[Any], operands: list[Value]) -> Hashable:
-    """What a rule can know of an argument; its values are appended to `operands`."""
-    kind = type(value)
-    if kind is Ref:
-        value = env[value.index]
+def add_forms(form: list[Any], values: Iterable[Any], env: Sequence[Any], operands: list[Value]) -> None:
+    """Appends what a rule can know of each of `values`, as a pair, to `form`, and their table values to `operands`."""
+    for value in values:
         kind = type(value)
-    if kind is Value:
-        operands.append(value)
-        return value.dtype, value.shape
-    if kind in PLAIN:
-        return kind, value
-    if isinstance(value, (list, tuple)):
-        return kind, tuple([form_of(v, env, operands) for v in value])
-    if kind is float:
-        return kind, value, math.copysign(1.0, value)
-    raise NoForm
+        if kind is Ref:
+            value = env[value.index]
+            kind = type(value)
+        if kind is Value:
+            operands.append(value)
+            form += (value.dtype, value.shape)
+        elif kind in PLAIN:
+            form += (kind, value)
+        elif isinstance(value, (list, tuple)):
+            items: list[Any] = []
+            add_forms(items, value, env, operands)
+            form += (kind, tuple(items))
+        elif kind is float:
+            form += (kind, (value, math.copysign(1.0, value)))
+        else:
+            raise NoForm
 
 
 def same_operands(operands: Sequence[Value]) -> Hashable:
@@ -51,44 +55,47 @@ def same_operands(operands: Sequence[Value]) -> Hashable:
 
 
 class Recipe:
-    """Rows that a call emitted, with its operands by position: `k` is operand k, `~k` is new value k."""
+    """Rows that a call emitted. Their operands and the call's results are places in a list of value ids: those of the
+    call's operands, VALUE_NONE, and those of the new values backwards, so that `~k` is new value k."""
 
-    __slots__ = ("_nodes", "_results", "_types", "_values")
+    __slots__ = ("_nodes", "_operands", "_results", "_types", "_values")
 
-    def __init__(self, nodes: list[Any], values: list[Any], types: list[Any], results: Any) -> None:
-        self._nodes, self._values, self._types, self._results = nodes, values, types, results
+    def __init__(
+        self, nodes: list[Any], operands: list[Any], values: list[Any], types: list[Any], results: Any
+    ) -> None:
+        self._nodes, self._operands, self._values, self._types = nodes, operands, values, types
+        self._results = results
 
     @staticmethod
     def of(b: Emitter, before: Sequence[int], operands: Sequence[Value], results: Any) -> Recipe | None:
         """Of all that was emitted since the sizes were `before` (Emitter.sizes); None if that depends on more."""
         after = b.sizes()
-        if after[2:] != before[2:]:  # constants or strings
+        if after[3:] != before[3:]:  # constants or strings
             return None
         first = before[1]
         places = {v.id: k for k, v in reversed(list(enumerate(operands)))}
         places |= {first + k: ~k for k in range(after[1] - first)}
-        nodes = []
-        for op, n_results, at, count, attr, words, _ in b.nodes[before[0] :]:
-            slots = [places.get(v) for v in b.operands[at : at + count]]
-            if None in slots:
-                return None
-            nodes.append((op, n_results, slots, count, attr, words))
         single = not isinstance(results, tuple)
         given = [places.get(v.id) if type(v) is Value else None for v in ((results,) if single else results)]
-        if None in given:
+        places[VALUE_NONE] = len(operands)
+        found = [places.get(v) for v in b.operands[before[2] :]]
+        if None in given or None in found:
             return None
         values = b.values[first:]
         types = [b.type_of(v) for v in values]
-        return Recipe(nodes, values, types, given[0] if single else tuple(given))
+        return Recipe(b.nodes[before[0] :], found, values, types, given[0] if single else tuple(given))
 
     def emit(self, b: Emitter, operands: Sequence[Value]) -> Any:
         """The rows for other operands; the call's result, or a tuple of results."""
-        first, source = len(b.values), b.source
-        for op, n_results, slots, count, attr, words in self._nodes:
-            b.nodes.append((op, n_results, len(b.operands), count, attr, words, source))
-            b.operands.extend([operands[k].id if k >= 0 else first + ~k for k in slots])
-        b.values.extend(self._values)
+        first = len(b.values)
+        b.nodes += self._nodes
+        b.node_sources += [b.source] * len(self._nodes)
+        b.values += self._values
+        ids = [v.id for v in operands]
+        ids.append(VALUE_NONE)
+        ids += range(len(b.values) - 1, first - 1, -1)
+        b.operands += [ids[k] for k in self._operands]
         results = self._results
         if type(results) is int:
-            return operands[results] if results >= 0 else Value(first + ~results, *self._types[~results])
-        return tuple([operands[k] if k >= 0 else Value(first + ~k, *self._types[~k]) for k in results])
+            return operands[results] if results >= 0 else Value(ids[results], *self._types[~results])
+        return tuple([operands[k] if k >= 0 else Value(ids[k], *self._types[~k]) for k in results])
