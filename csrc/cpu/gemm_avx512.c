@@ -12,9 +12,9 @@ static void pair_copy(int64_t k, const float *a, int64_t a_row, const float *b, 
 
 GemmPair *gemm_pair_avx512(void) { return pair; }
 GemmPairCopy *gemm_pair_copy_avx512(void) { return pair_copy; }
-GemmPairKeep *gemm_pair_keep_avx512(void) { return pair_keep; }
+GemmPairRows *gemm_pair_rows_avx512(void) { return pair_rows; }
 #else
 GemmPair *gemm_pair_avx512(void) { return NULL; }
 GemmPairCopy *gemm_pair_copy_avx512(void) { return NULL; }
-GemmPairKeep *gemm_pair_keep_avx512(void) { return NULL; }
+GemmPairRows *gemm_pair_rows_avx512(void) { return NULL; }
 #endif

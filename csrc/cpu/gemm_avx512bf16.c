@@ -108,7 +108,7 @@ static void narrow(uint16_t *dst, const float *src, int64_t n) {
 }
 
 const GemmBf16 *gemm_bf16_avx512(void) {
-    static const GemmBf16 kernels = {tile, pair, pair_keep, dots, narrow};
+    static const GemmBf16 kernels = {tile, pair, pair_rows, dots, narrow};
     return &kernels;
 }
 #else

@@ -55,17 +55,22 @@ typedef void GemmPair(int rows, int64_t k, const float *a, int64_t a_row, int64_
 /* GemmKernels.tile_copy for 12 rows and two panels; copy is 64-byte aligned. */
 typedef void GemmPairCopy(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_row, float *c,
                           int64_t c_row, bool add, float *copy);
-/* `pair` for 12 rows of a with a_k 1, b_row 16, which leaves the rows at keep + i * keep_row. They are read there, so
- * that it does not matter whether those of a fall into the same set of the cache. keep_row: k rounded up to 16, at
- * least. */
-typedef void GemmPairKeep(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_panel, float *c,
-                          int64_t c_row, bool add, float *keep, int64_t keep_row);
+/* Rows, `row` apart, whose lines come into the L2 meanwhile: one of each for every 16 steps of k. */
+typedef struct GemmAhead {
+    const float *at;
+    int64_t row, rows;
+} GemmAhead;
+/* `pair` for 12 rows of a with a_k 1, b_row 16. With `keep` it leaves the rows at keep + i * keep_row and reads them
+ * there, so that it does not matter whether those of a fall into the same set of the cache. keep_row: k rounded up to
+ * 16, at least. */
+typedef void GemmPairRows(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_panel, float *c,
+                          int64_t c_row, bool add, float *keep, int64_t keep_row, GemmAhead ahead);
 GemmPair *gemm_pair(void); /* NULL where two panels at once are no faster */
 GemmPairCopy *gemm_pair_copy(void);
-GemmPairKeep *gemm_pair_keep(void);
+GemmPairRows *gemm_pair_rows(void);
 GemmPair *gemm_pair_avx512(void); /* gemm_avx512.c; NULL where it was not compiled for AVX-512 */
 GemmPairCopy *gemm_pair_copy_avx512(void);
-GemmPairKeep *gemm_pair_keep_avx512(void);
+GemmPairRows *gemm_pair_rows_avx512(void);
 
 /* GemmKernels.strip past the caches, for what is not read soon. dst is 32-byte aligned. */
 typedef void GemmStrip(int64_t panels, int64_t rows, const float *src, int64_t row, float *dst, int64_t panel);
@@ -86,7 +91,7 @@ typedef struct GemmBf16 {
     void (*tile)(int rows, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t b_row,
                  float *c, int64_t c_row, bool add);
     GemmPair *pair;
-    GemmPairKeep *keep;
+    GemmPairRows *rows;
     void (*dots)(int m, const float *x, int64_t x_row, int64_t rows, const float *w, int64_t w_row, int64_t k, float *c,
                  int64_t c_row);
     void (*narrow)(uint16_t *dst, const float *src, int64_t n); /* to nearest even */

@@ -89,23 +89,32 @@ static inline __m512 pair_line(const float *row, int64_t k, int64_t end) {
     return _mm512_maskz_loadu_ps(there, row + k);
 }
 
-/* A line of each row is copied while the line before it is multiplied: what it waits for, the sums do not. */
-static void pair_keep(int64_t k, const float *restrict a, int64_t a_row, const float *restrict b, int64_t b_panel,
-                      float *restrict c, int64_t c_row, bool add, float *restrict keep, int64_t keep_row) {
+/* Inlined with constant `keeps`. A line of each row is copied while the line before it is multiplied: what it waits
+ * for, the sums do not. What comes ahead is asked for little by little: many lines at once would hold up the tile's own
+ * reads. */
+static inline __attribute__((always_inline)) void rows_body(const bool keeps, int64_t k, const float *restrict a,
+                                                            int64_t a_row, const float *restrict b, int64_t b_panel,
+                                                            float *restrict c, int64_t c_row, bool add,
+                                                            float *restrict keep, int64_t keep_row, GemmAhead ahead) {
     __m512 r[PAIR_ROWS][2];
-    const float *restrict second = b + b_panel, *at = keep, *lower = keep + GEMM_ROWS * keep_row;
+    const int64_t at_row = keeps ? keep_row : a_row;
+    const float *restrict second = b + b_panel, *at = keeps ? keep : a, *lower = at + GEMM_ROWS * at_row;
 #pragma GCC unroll 12
     for (int i = 0; i < PAIR_ROWS; i++) r[i][0] = r[i][1] = _mm512_setzero_ps();
-    for (int i = 0; k > 0 && i < PAIR_ROWS; i++) _mm512_storeu_ps(keep + i * keep_row, pair_line(a + i * a_row, 0, k));
+    for (int i = 0; keeps && k > 0 && i < PAIR_ROWS; i++)
+        _mm512_storeu_ps(keep + i * keep_row, pair_line(a + i * a_row, 0, k));
     for (int64_t line = 0; line < k; line += PAIR_LINE) {
         int64_t next = line + PAIR_LINE, steps = next <= k ? PAIR_LINE : k - line;
+        for (int64_t i = 0; i < ahead.rows; i++)
+            _mm_prefetch((const char *)(ahead.at + i * ahead.row + line), _MM_HINT_T1);
         for (int64_t p = 0; p < steps; p++) {
-            if (next < k && p < PAIR_ROWS)
+            if (keeps && next < k && p < PAIR_ROWS)
                 _mm512_storeu_ps(keep + p * keep_row + next, pair_line(a + p * a_row, next, k));
+            if (!keeps && p < PAIR_ROWS) _mm_prefetch((const char *)(a + p * a_row + next + PAIR_LINE), _MM_HINT_T0);
             __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(second);
             _mm_prefetch((const char *)(b + 16 * GEMM_COLS), _MM_HINT_T0);
             _mm_prefetch((const char *)(second + 16 * GEMM_COLS), _MM_HINT_T0);
-            pair_step(PAIR_ROWS, at, lower, keep_row, b0, b1, r);
+            pair_step(PAIR_ROWS, at, lower, at_row, b0, b1, r);
             at++;
             lower++;
             b += GEMM_COLS;
@@ -113,6 +122,14 @@ static void pair_keep(int64_t k, const float *restrict a, int64_t a_row, const f
         }
     }
     pair_store(PAIR_ROWS, c, c_row, add, r);
+}
+
+static void pair_rows(int64_t k, const float *a, int64_t a_row, const float *b, int64_t b_panel, float *c,
+                      int64_t c_row, bool add, float *keep, int64_t keep_row, GemmAhead ahead) {
+    if (keep)
+        rows_body(true, k, a, a_row, b, b_panel, c, c_row, add, keep, keep_row, ahead);
+    else
+        rows_body(false, k, a, a_row, b, b_panel, c, c_row, add, NULL, 0, ahead);
 }
 
 #endif

@@ -101,7 +101,7 @@ GemmPair *gemm_pair(void) { return cpu_has_avx512() ? gemm_pair_avx512() : NULL;
 
 GemmPairCopy *gemm_pair_copy(void) { return cpu_has_avx512() ? gemm_pair_copy_avx512() : NULL; }
 
-GemmPairKeep *gemm_pair_keep(void) { return cpu_has_avx512() ? gemm_pair_keep_avx512() : NULL; }
+GemmPairRows *gemm_pair_rows(void) { return cpu_has_avx512() ? gemm_pair_rows_avx512() : NULL; }
 
 GemmStrip *gemm_strip(void) { return cpu_has_avx2() ? gemm_strip_avx2() : NULL; }
 

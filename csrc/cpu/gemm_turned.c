@@ -13,6 +13,8 @@ enum {
     MOST_ROWS = 96,    /* of B^T in a part */
     GROUP_PANELS = 16, /* panels of A^T in a part, and packed at once; with GEMM_BLOCK_K 192 KB for the L2 */
     LEAST_PANELS = 8,  /* but fewer, down to these, where they would have more than A_FLOATS */
+    STEADY_PANELS =
+        4, /* up to here B^T is asked for while tiles are made: between few of them the lines would be many */
     A_FLOATS = 512 << 10,
     LOCAL_FLOATS = 256 << 10,
     OWN_FLOATS = 16,                /* before what a thread has: the group that its panels are of */
@@ -182,6 +184,11 @@ static void prefetch_rows(const Rows *next, int64_t b_row, int64_t part, int64_t
         for (int64_t k = 0; k < next->depth; k += 16) __builtin_prefetch(next->first + i * b_row + k, 0, 2);
 }
 
+static GemmAhead share_of(const Rows *next, int64_t b_row, int64_t part, int64_t parts) {
+    int64_t first = next->count * part / parts, end = next->count * (part + 1) / parts;
+    return (GemmAhead){next->first + first * b_row, b_row, end - first};
+}
+
 /* Rows of the next tile: the last two share what is left, so that none waits for its own sums. */
 static inline int64_t tile_rows(int64_t left) {
     return left <= GEMM_ROWS ? left : left < GEMM_ROWS + 4 ? (left + 1) / 2 : GEMM_ROWS;
@@ -210,7 +217,7 @@ static void compute(void *arg, int64_t part, int thread) {
     const GemmKernels *kernels = g->finish->kernels;
     const GemmBf16 *bf16 = g->pairs ? gemm_bf16() : NULL;
     GemmPair *pair = bf16 ? bf16->pair : gemm_pair();
-    GemmPairKeep *keep = bf16 ? bf16->keep : gemm_pair_keep();
+    GemmPairRows *pair_rows = bf16 ? bf16->rows : gemm_pair_rows();
     Block block = find_block(job, part);
     int64_t row = block.row, rows = block.rows, panel = block.panel, panels = block.panels;
     if (rows <= 0) return; /* the last range may be shorter */
@@ -226,10 +233,10 @@ static void compute(void *arg, int64_t part, int thread) {
             tall = pair ? gemm_tall(rows - i) : tile_rows(rows - i);
             const float *from = b + i * b_row;
             int64_t from_row = b_row;
-            bool keeps = apart && keep && tall == 2 * GEMM_ROWS && panels > 1;
+            bool whole = pair_rows && tall == 2 * GEMM_ROWS && panels > 1;
             Rows next = {0};
             if (lying) next = next_rows(job, b, row, rows, i, tall, k, depth);
-            if (apart && !keeps) {
+            if (apart && !whole) {
                 for (int64_t t = 0; t < tall; t++)
                     memcpy(wide + t * ROW_FLOATS, from + t * b_row, (size_t)depth * sizeof *wide);
                 from = wide;
@@ -238,24 +245,30 @@ static void compute(void *arg, int64_t part, int thread) {
             for (int64_t j = 0, step; j < panels; j += step) {
                 const float *a_j = a + j * depth * GEMM_COLS;
                 float *to = c + i * width + j * GEMM_COLS;
-                step = pair && j + 1 < panels ? 2 : 1;
-                prefetch_rows(&next, g->b.col, j / step, (panels + step - 1) / step);
                 int64_t of = (panel + j) * GEMM_COLS;
+                bool add = start || k > 0;
+                step = pair && j + 1 < panels ? 2 : 1;
                 if (k + depth == g->k)
                     gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
-                if (keeps && j == 0) {
-                    keep(depth, from, from_row, a_j, depth * GEMM_COLS, to, width, start || k > 0, wide, ROW_FLOATS);
-                    from = wide;
-                    from_row = ROW_FLOATS;
-                } else if (step == 2) {
-                    pair((int)tall, depth, from, from_row, 1, a_j, GEMM_COLS, depth * GEMM_COLS, to, width,
-                         start || k > 0);
-                } else {
+                GemmAhead ahead = {0};
+                bool steady = whole && step == 2 && panels <= STEADY_PANELS, keeps = whole && apart && j == 0;
+                if (steady)
+                    ahead = share_of(&next, g->b.col, j / 2, (panels + 1) / 2);
+                else
+                    prefetch_rows(&next, g->b.col, j / step, (panels + step - 1) / step);
+                if (steady || keeps) {
+                    pair_rows(depth, from, from_row, a_j, depth * GEMM_COLS, to, width, add, keeps ? wide : NULL,
+                              ROW_FLOATS, ahead);
+                    if (keeps) from = wide, from_row = ROW_FLOATS;
+                    continue;
+                }
+                if (step == 2)
+                    pair((int)tall, depth, from, from_row, 1, a_j, GEMM_COLS, depth * GEMM_COLS, to, width, add);
+                else
                     for (int64_t t = 0; t < tall; t += GEMM_ROWS) /* a pair's last panel may be alone */
                         (bf16 ? bf16->tile : kernels->tile)((int)min_i64(GEMM_ROWS, tall - t), depth,
                                                             from + t * from_row, from_row, 1, a_j, GEMM_COLS,
-                                                            to + t * width, width, start || k > 0);
-                }
+                                                            to + t * width, width, add);
             }
         }
     }

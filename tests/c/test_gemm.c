@@ -34,9 +34,12 @@ static void test_pairs(void) {
         CHECK(memcmp(got, want, bytes) == 0);
         if (rows < 12) continue;
         float *keep = get(rows * keep_row * 4);
-        memcpy(got, start, bytes);
-        gemm_pair_keep()(k, a, a_row, b, b_panel, got, c_row, add, keep, keep_row);
-        CHECK(memcmp(got, want, bytes) == 0);
+        for (int keeps = 0; keeps < 2; keeps++) {
+            memcpy(got, start, bytes);
+            gemm_pair_rows()(k, a, a_row, b, b_panel, got, c_row, add, keeps ? keep : NULL, keep_row,
+                             (GemmAhead){a, a_row, below(3)});
+            CHECK(memcmp(got, want, bytes) == 0);
+        }
         for (int i = 0; i < rows; i++)
             CHECK(k == 0 || memcmp(keep + i * keep_row, a + i * a_row, (size_t)k * sizeof *a) == 0);
     }
