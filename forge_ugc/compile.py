@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +125,9 @@ def compile(
         if meta and options.executable:
             why = "the model was compiled from meta tensors, which have no values: its plan can be read, not run"
             options = replace(options, executable=False, why_not=why)
-        with collector_paused():  # some objects for each weight and each instruction
+        # some objects for each weight and each instruction; graphs for a device take long, and hold no collector off
+        dispatched = choice.npu is not None and choice.npu.mode == "dispatch"
+        with nullcontext() if dispatched else collector_paused():
             compiled = CompiledModel(model, captured, options, example)
             end = time.perf_counter()
             compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)

@@ -13,8 +13,7 @@ enum {
     MOST_ROWS = 96,    /* of B^T in a part */
     GROUP_PANELS = 16, /* panels of A^T in a part, and packed at once; with GEMM_BLOCK_K 192 KB for the L2 */
     LEAST_PANELS = 8,  /* but fewer, down to these, where they would have more than A_FLOATS */
-    STEADY_PANELS =
-        4, /* up to here B^T is asked for while tiles are made: between few of them the lines would be many */
+    STEADY_PANELS = 4, /* up to here B^T is asked for while tiles are made, not between them */
     A_FLOATS = 512 << 10,
     LOCAL_FLOATS = 256 << 10,
     OWN_FLOATS = 16,                /* before what a thread has: the group that its panels are of */
