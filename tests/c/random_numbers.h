@@ -20,11 +20,15 @@ enum { MAX_MEMORY = 64 };
 static void *memory[MAX_MEMORY];
 static int n_memory;
 
-static inline void *get(int64_t size) {
-    void *p = malloc((size_t)size ? (size_t)size : 1);
+static inline void *keep_memory(void *p, int64_t size) {
     if (n_memory == MAX_MEMORY || !p) abort();
     memset(p, 0x5a, (size_t)size);
     return memory[n_memory++] = p;
+}
+static inline void *get(int64_t size) { return keep_memory(malloc((size_t)size ? (size_t)size : 1), size); }
+static inline void *get_aligned(int64_t size) { /* to a line of the cache, as scratch is */
+    void *p = NULL;
+    return keep_memory(posix_memalign(&p, 64, (size_t)size ? (size_t)size : 1) ? NULL : p, size);
 }
 static inline void release_all(void) {
     while (n_memory) free(memory[--n_memory]);
