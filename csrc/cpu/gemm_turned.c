@@ -1,8 +1,9 @@
 /* The product turned around, for B whose columns are contiguous: weights as torch keeps them, [n, k]. C^T = B^T * A^T
  * uses B^T's rows as they lie, so weights need no packed copy; A^T, which is small, is packed by each thread into
- * panels of 16 of its rows. The block of C^T is turned back when it is finished. Sums have the same order as in gemm.c,
- * so the bits are equal. Up to 6 rows of A: dot products, which read B once at full speed. gemm_bf16.c comes here with
- * pairs of numbers for elements. */
+ * panels of 16 of its rows. Each thread has a range of rows of C^T, and makes it in blocks, each of which is turned
+ * back when it is finished. Rows of B^T that would push each other out of the cache are copied, tile by tile. Sums have
+ * the same order as in gemm.c, so the bits are equal. Up to 6 rows of A: dot products, which read B once at full speed.
+ * gemm_bf16.c comes here with pairs of numbers for elements. */
 #include "cpu/gemm.h"
 
 #include <string.h>
