@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge_ugc import _core
+from forge_ugc import CompileError, _core
+from forge_ugc.table import _ROWS, _columns
 from tests.tables import OPS, Builder, array, f32, small_model
 
 
@@ -185,3 +186,12 @@ def test_mutated_tables() -> None:
 @pytest.mark.slow
 def test_mutated_tables_long() -> None:
     fuzz(range(4000, 100000))
+
+
+def test_a_number_too_large_for_its_column() -> None:
+    """numpy would wrap it without a word."""
+    names = ("dtype", "rank", "first_dim")
+    most = int(np.iinfo(_ROWS["values"]["rank"]).max)
+    assert _columns(_ROWS["values"], [(0, most, 0)], names)["rank"][0] == most
+    with pytest.raises(CompileError, match=f"rank, has no room for {most + 1}"):
+        _columns(_ROWS["values"], [(0, 1, 0), (0, most + 1, 0)], names)
