@@ -82,12 +82,6 @@ int64_t gemm_offset(const Gemm *g, const int64_t *strides, int64_t batch) {
     return offset;
 }
 
-/* Rows of the next tile. Tiles of one or two rows would wait for their own sums: the last ones are made of equal height
- * instead. */
-static inline int64_t tile_rows(int64_t left) {
-    return left <= GEMM_ROWS ? left : left < GEMM_ROWS + 4 ? (left + 1) / 2 : GEMM_ROWS;
-}
-
 /* One product of the batch, a chunk of its rows and panels. */
 typedef struct Job {
     const Gemm *g;
@@ -247,7 +241,7 @@ static void compute(void *arg, int64_t part, int thread) {
         for (int64_t j = 0; j < panels; j += 2) {
             /* the first tile reads panels as they lie, and leaves them beside each other for the others */
             int64_t count = min_i64(2, panels - j), step = pair ? count : 1, tall;
-            bool full = step == 2 ? gemm_tall(rows) == 2 * GEMM_ROWS : tile_rows(rows) == GEMM_ROWS;
+            bool full = step == 2 ? gemm_tall(rows) == 2 * GEMM_ROWS : gemm_tile_rows(rows) == GEMM_ROWS;
             const float *lying = job->b || !full ? NULL : find_panels(job, panel + j, count, k);
             if (!job->b && !lying) load_panels(job, panel + j, count, k, depth, loaded);
             const float *b = job->b ? job->b + ((panel + j) * g->k + k) * GEMM_COLS : loaded;
@@ -255,7 +249,7 @@ static void compute(void *arg, int64_t part, int thread) {
                 for (int64_t i = 0; i < rows; i += tall) {
                     const float *a_i = a_k + i * a.row, *b_of = b + of * b_panel;
                     float *to = c + i * width + (j + of) * GEMM_COLS;
-                    tall = step == 2 ? gemm_tall(rows - i) : tile_rows(rows - i);
+                    tall = step == 2 ? gemm_tall(rows - i) : gemm_tile_rows(rows - i);
                     fetch(&next, share);
                     if (last) gemm_touch(finish, row + i, tall, col + (j + of) * GEMM_COLS, step * GEMM_COLS);
                     if (lying && i + of == 0 && step == 2)

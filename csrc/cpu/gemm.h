@@ -149,6 +149,11 @@ static inline bool gemm_turns(const Gemm *g) {
 static inline const void *gemm_element(const GemmOperand *o, int64_t at) {
     return (const char *)o->data + at * (int64_t)dtype_size(o->dtype);
 }
+/* Rows of the next tile. Tiles of one or two rows would wait for their own sums: the last ones are made of equal height
+ * instead. */
+static inline int64_t gemm_tile_rows(int64_t left) {
+    return left <= GEMM_ROWS ? left : left < GEMM_ROWS + 4 ? (left + 1) / 2 : GEMM_ROWS;
+}
 /* Rows of the next tile on two panels: none of the tiles is left with so few rows that its sums wait for each other. */
 static inline int64_t gemm_tall(int64_t rows) {
     return rows <= 2 * GEMM_ROWS ? rows : rows < 2 * GEMM_ROWS + 4 ? GEMM_ROWS : 2 * GEMM_ROWS;

@@ -32,8 +32,7 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
     int64_t panels = max_i64(1, gemm_panels(m)), depth = max_i64(k, 1);
     p.few = m <= GEMM_ROWS;
     p.local = batch > 1 && (m + n) * k <= LOCAL_FLOATS;
-    /* some 32 to 48 parts, of rows that tiles of 6 and transposition by 8 fill; fewer and longer where memory streams
-     */
+    /* some 32 to 48 parts, of rows that tiles and transposition by 8 fill; fewer and longer where memory streams */
     int64_t even = p.few ? round_up((n + 15) / 16, GEMM_ROWS) : round_up((n + 47) / 48, EVEN_ROWS);
     p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, even));
     p.group = min_i64(panels, min_i64(GROUP_PANELS, max_i64(LEAST_PANELS, A_FLOATS / (GEMM_COLS * depth))));
@@ -142,8 +141,7 @@ static void finish_panels(const Job *job, int64_t row, int64_t rows, int64_t pan
     for (int64_t j = 0; j < panels; j++) finish_panel(job, row, rows, panel + j, c + j * GEMM_COLS, width, turned);
 }
 
-/* --- the work ------------------------------------------------------------------------------------------------------
- */
+/* --- the work ----------------------------------------------------------------------------------------------------- */
 /* Columns [k, k + depth) of rows of B^T as f32: in place, or made in `wide`. */
 static const float *load_block(const Job *job, int64_t row, int64_t rows, int64_t k, int64_t depth, float *wide,
                                int64_t *stride) {
@@ -178,20 +176,16 @@ static Rows next_rows(const Job *job, const float *b, int64_t row, int64_t rows,
     return (Rows){b - k + rows * g->b.col, max_i64(left, 0), min_i64(GEMM_BLOCK_K, g->k)};
 }
 
-/* Part `part` of `parts` of the lines of rows of B^T come into the L2. */
-static void prefetch_rows(const Rows *next, int64_t b_row, int64_t part, int64_t parts) {
-    for (int64_t i = part; i < next->count; i += parts)
-        for (int64_t k = 0; k < next->depth; k += 16) __builtin_prefetch(next->first + i * b_row + k, 0, 2);
-}
-
+/* Part `part` of `parts` of them. */
 static GemmAhead share_of(const Rows *next, int64_t b_row, int64_t part, int64_t parts) {
     int64_t first = next->count * part / parts, end = next->count * (part + 1) / parts;
     return (GemmAhead){next->first + first * b_row, b_row, end - first};
 }
 
-/* Rows of the next tile: the last two share what is left, so that none waits for its own sums. */
-static inline int64_t tile_rows(int64_t left) {
-    return left <= GEMM_ROWS ? left : left < GEMM_ROWS + 4 ? (left + 1) / 2 : GEMM_ROWS;
+/* So many columns of rows of B^T come into the L2. */
+static void prefetch_rows(const GemmAhead *ahead, int64_t depth) {
+    for (int64_t i = 0; i < ahead->rows; i++)
+        for (int64_t k = 0; k < depth; k += 16) __builtin_prefetch(ahead->at + i * ahead->row + k, 0, 2);
 }
 
 /* The block of B^T that a part multiplies. */
@@ -224,13 +218,14 @@ static void compute(void *arg, int64_t part, int thread) {
     int64_t width = panels * GEMM_COLS, b_row;
     float *own = job->own + thread * p->own, *c = own + OWN_FLOATS, *wide = c + p->c_floats;
     const float *packed = panels_of_a(job, panel, panels, own);
+    int64_t together = pair ? 2 : 1; /* panels of a tile */
     bool start = g->finish->bias || g->k == 0, lying = lies(g), apart = collides(g);
     for (int64_t i = 0; start && i < rows; i++) kernels->fill(c + i * width, gemm_bias(g->finish, row + i), width);
     for (int64_t k = 0; k < g->k; k += GEMM_BLOCK_K) {
         int64_t depth = min_i64(GEMM_BLOCK_K, g->k - k);
         const float *a = packed + k * panels * GEMM_COLS, *b = load_block(job, row, rows, k, depth, wide, &b_row);
         for (int64_t i = 0, tall; i < rows; i += tall) {
-            tall = pair ? gemm_tall(rows - i) : tile_rows(rows - i);
+            tall = pair ? gemm_tall(rows - i) : gemm_tile_rows(rows - i);
             const float *from = b + i * b_row;
             int64_t from_row = b_row;
             bool whole = pair_rows && tall == 2 * GEMM_ROWS && panels > 1;
@@ -247,15 +242,15 @@ static void compute(void *arg, int64_t part, int thread) {
                 float *to = c + i * width + j * GEMM_COLS;
                 int64_t of = (panel + j) * GEMM_COLS;
                 bool add = start || k > 0;
-                step = pair && j + 1 < panels ? 2 : 1;
+                step = min_i64(together, panels - j);
                 if (k + depth == g->k)
                     gemm_touch(g->finish, job->batch * g->m + of, min_i64(step * GEMM_COLS, g->m - of), row + i, tall);
-                GemmAhead ahead = {0};
                 bool steady = whole && step == 2 && panels <= STEADY_PANELS, keeps = whole && apart && j == 0;
-                if (steady)
-                    ahead = share_of(&next, g->b.col, j / 2, (panels + 1) / 2);
-                else
-                    prefetch_rows(&next, g->b.col, j / step, (panels + step - 1) / step);
+                GemmAhead ahead = share_of(&next, g->b.col, j / together, (panels + together - 1) / together);
+                if (!steady) {
+                    prefetch_rows(&ahead, next.depth);
+                    ahead.rows = 0;
+                }
                 if (steady || keeps) {
                     pair_rows(depth, from, from_row, a_j, depth * GEMM_COLS, to, width, add, keeps ? wide : NULL,
                               ROW_FLOATS, ahead);

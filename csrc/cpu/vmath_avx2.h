@@ -15,6 +15,12 @@ static inline __m256 v_scale(__m256 x, __m256i n) {
 #define V_LN2_HIGH 0.693145751953125f /* a whole number times it is exact */
 #define V_LN2_LOW 1.428606765330187045e-06f
 
+/* x - n ln 2 */
+static inline __m256 v_less_ln2(__m256 n, __m256 x) {
+    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_HIGH), x);
+    return _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), x);
+}
+
 /* exp(r) for |r| <= ln 2 / 2: polynomial of degree 7. */
 static inline __m256 v_exp_fraction(__m256 r) {
     __m256 p = _mm256_set1_ps(0.000198527617612853646278381f);
@@ -32,8 +38,7 @@ static inline __m256 v_exp(__m256 x) {
     x = _mm256_min_ps(_mm256_set1_ps(88.8f), _mm256_max_ps(_mm256_set1_ps(-104.0f), x));
     __m256 n =
         _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(V_LOG2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_HIGH), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), r);
+    __m256 r = v_less_ln2(n, x);
     return v_scale(v_exp_fraction(r), _mm256_cvtps_epi32(n));
 }
 
@@ -123,8 +128,7 @@ static inline __m256 v_tanh(__m256 x) {
     p = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
     __m256 c = _mm256_min_ps(_mm256_set1_ps(20.0f), _mm256_add_ps(a, a)); /* NaN stays */
     __m256 power, n = v_split(_mm256_fmadd_ps(c, _mm256_set1_ps(V_LOG2E), _mm256_set1_ps(V_MAGIC)), V_MAGIC, &power);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_HIGH), c);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), r);
+    __m256 r = v_less_ln2(n, c);
     __m256 q = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_fmadd_ps(v_exp_fraction(r), power, one)));
     return v_copysign(_mm256_blendv_ps(p, q, _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_GE_OQ)), x); /* -0 too */
 }
@@ -151,8 +155,7 @@ static inline __m256 v_erf(__m256 x) {
     r = _mm256_fmsub_ps(r, c, c);
     __m256 n =
         _mm256_round_ps(_mm256_mul_ps(r, _mm256_set1_ps(V_LOG2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 f = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_HIGH), r);
-    f = _mm256_fnmadd_ps(n, _mm256_set1_ps(V_LN2_LOW), f);
+    __m256 f = v_less_ln2(n, r);
     __m256 f2 = _mm256_mul_ps(f, f);
     __m256 q = _mm256_fmadd_ps(_mm256_set1_ps(0.00139304355252534151077271f), f,
                                _mm256_set1_ps(0.00833336077630519866943359f));
