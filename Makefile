@@ -34,8 +34,9 @@ bench: build $(VENV)/.ready-bench
 	$(PY) -m benchmarks $(BENCH)
 
 # Two workers on two cores: most of the time is Python's. A file's tests share what they have built; in the order of their
-# names, since by number of tests the longest would come last.
-PYTEST  = $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# names, since by number of tests the longest would come last. A worker that crashes ends the run: xdist would wait for
+# its file's other tests for ever.
+PYTEST  = $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: build tool
 	$(PYTEST)

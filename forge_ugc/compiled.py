@@ -441,7 +441,8 @@ class CompiledModel:
         """Waits for graphs that are compiled in the background (`fold="auto"`), at most `timeout` seconds.
 
         True: nothing is being compiled any more; `report["tier"]` says what runs. A compilation that failed gives an
-        NpuWarning, and the graphs that were there go on serving.
+        NpuWarning, and the graphs that were there go on serving. Wait before you change `os.environ`: drivers read the
+        environment while they compile, and with a C library before glibc 2.41 such a change may crash the process.
         """
         end = None if timeout is None else time.monotonic() + timeout
         with self._lock:

@@ -318,8 +318,8 @@ class _Worker:
         return upgrade
 
     def idle(self) -> bool:
-        """Whether there was never anything to do."""
-        return self._thread is None
+        """Whether there was never anything to do, or never will be: the process ends."""
+        return self._thread is None or self._stopped
 
     @contextlib.contextmanager
     def compiling(self, program: Any) -> Any:

@@ -207,20 +207,18 @@ class SoftwareNpu:
         """AssertionError if an object of the driver still lives, or a misuse was seen. What is compiled in the
         background ends first, and the device that Forge keeps open for later programs is let go; compiled models are
         the caller's to drop."""
-        _forget_device(settle=True)
+        _settle()
         if self.live():
             gc.collect()  # takes a while where much is loaded
         assert not self.live(), f"objects of the software NPU still live: {self.live()}"
         assert not self.misuses(), "misuse of Level Zero:\n" + "\n".join(self.misuses())
 
 
-def _forget_device(settle: bool = False) -> None:
-    """Lets the device go that Forge keeps open for later programs; `settle`: what it compiles in the background ends
-    first."""
+def _settle() -> None:
+    """What is compiled in the background ends, and the device that Forge keeps open for later programs is let go."""
     from . import npu  # here: the rest of this file needs no package around it
 
-    if settle:
-        npu.settle(60)
+    npu.settle(60)
     npu.forget()
 
 
@@ -313,12 +311,13 @@ def software_npu(
         running = SoftwareNpu(Path(wanted["ZE_ENABLE_ALT_DRIVERS"]), Path(wanted["FORGE_ZE_LOADER"]))
         for key, value in settings.items():
             running.set(key, value)
+        _settle()  # a driver reads the environment while it compiles, which crashes if the environment changes then
         os.environ.update(wanted)
         yield running
         if check:
             running.assert_no_leaks()
     finally:
-        _forget_device()
+        _settle()
         for key, old in before.items():
             if old is None:
                 os.environ.pop(key, None)

@@ -201,14 +201,22 @@ def test_wait_gives_up_after_its_time() -> None:
         npu.forget()
 
 
+def test_the_device_stays_while_graphs_are_compiled() -> None:
+    """Drivers read the environment while they compile; the block's end changes it."""
+    with software_npu(compiler="sleep 0.7"):
+        forge = compile_npu(stack(3), X, num_threads=8)
+        assert not forge.wait(0)
+    assert forge.wait(0) and forge.report["tier"] == 1
+
+
 EXIT = """
 import torch, forge_ugc
 from tests.npu_stack import X, compile_npu, stack  # noqa: F401
-with forge_ugc.testing.software_npu(compiler="sleep 0.7"):
-    forge = compile_npu(stack(3), X, num_threads=8)
-    forge(X)
-    print(forge.report["tier"], flush=True)
-    raise SystemExit(0)
+running = forge_ugc.testing.software_npu(compiler="sleep 0.7")
+running.__enter__()  # and never leaves, which would wait
+forge = compile_npu(stack(3), X, num_threads=8)
+forge(X)
+print(forge.report["tier"], flush=True)
 """
 
 
