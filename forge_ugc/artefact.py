@@ -116,6 +116,8 @@ def write(
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder to save into", str(target.parent))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file to save into", str(target))
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

@@ -249,7 +249,10 @@ def _fraction(text: str) -> float:
 
 def _device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|npu(:(plan|emulate)(:\w+)?)?", text):
-        raise argparse.ArgumentTypeError(f"no such device: {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"no such device: {text!r}; there are auto, cpu, npu, npu:plan, npu:emulate (the last two also with a "
+            "generation, as in npu:plan:npu4000)"
+        )
     return text
 
 

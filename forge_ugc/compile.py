@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -176,7 +177,14 @@ def _options(
 
 
 def _arguments(example_inputs: Any, example_kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
+        raise TypeError(
+            f"example_kwargs: expected a dict of arguments by name, given {type(example_kwargs).__name__}; several "
+            "positional arguments go into example_inputs as a tuple"
+        )
     kwargs = dict(example_kwargs or {})
+    if isinstance(example_inputs, np.ndarray):
+        raise TypeError("example_inputs: expected tensors, given a numpy array; torch.from_numpy makes one of it")
     if isinstance(example_inputs, Mapping):
         return (), {**example_inputs, **kwargs}
     if isinstance(example_inputs, (tuple, list)) and not hasattr(example_inputs, "_fields"):

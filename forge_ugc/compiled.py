@@ -139,7 +139,9 @@ class CompiledModel:
     """Calls like the model it was compiled from and returns what that returns: same structure, dtypes, shapes.
 
     `report` is the compilation's Report, `device` where it runs. Weights changed in place, by load_state_dict or by
-    assignment are noticed before each call; `refresh()` takes over changes that torch does not count.
+    assignment are noticed before each call; so are writes that torch does not count (through `.data`, by fused
+    optimizers, of a norm's statistics) where they change one of eight elements of a tensor that are looked at. After a
+    write to single elements that torch does not count, call `refresh()`.
     Thread-safe; the GIL is released while the program runs.
     """
 
@@ -392,9 +394,8 @@ class CompiledModel:
             given += f" of layout {value.layout}"
         if value.device.type != "cpu":
             given += f" on {value.device}"
-        ways_out = (
-            "; compile with dynamic_shapes, or again for this shape" if value.dtype is dtype and value.is_cpu else ""
-        )
+        fits = value.dtype is dtype and value.is_cpu and value.layout is torch.strided
+        ways_out = "; compile with dynamic_shapes, or again for this shape" if fits else ""
         raise TypeError(f"input {path}: expected {wanted} on cpu, given {given}{ways_out}")
 
     def _warn_grad(self, leaves: list[Any]) -> None:
@@ -409,7 +410,7 @@ class CompiledModel:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Takes over the weights as they are now: packs and folds again. Automatic where torch counts changes."""
+        """Takes over the weights as they are now: packs and folds again. Automatic where a change is noticed."""
         with self._lock:
             self._watcher.take()
             self._repeat = None

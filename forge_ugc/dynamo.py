@@ -19,7 +19,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from .fastcapture import Unsupported, capture_fast
 from .lowering.outputs import may_share
 from .overlap import Overlap
 from .report import Report
-from .state import Slot, Watcher, has_memory, version
+from .state import Samples, Slot, Watcher, has_memory, version
 
 __all__ = ["GraphReport", "forge", "last_reports"]
 
@@ -128,6 +128,8 @@ def forge(
         ValueError: a `mode`, or a wrong option.
         FallbackError: with `strict`, where torch would have to run anything.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f'options: expected a dict, as in {{"passes": "dce,cse"}}, given {options!r}')
     options = dict(options or {})
     if mode is not None:
         raise ValueError(f'backend "forge" has no mode {mode!r}; pass options={{"autotune": True}} to search for speed')
@@ -259,6 +261,7 @@ class _Weights:
         self.pointers = [t.data_ptr() for t in statics]
         self.storages = {t.untyped_storage().data_ptr() for t in statics}
         self.versions = list(map(version, statics))
+        self.samples = Samples(statics)
         self.counted = not any(t.is_inference() for t in statics)
         # addresses of written inputs that are known to share no memory with any of them, in which epoch
         self.apart: tuple[int, list[int]] = (-1, [])
@@ -278,7 +281,7 @@ class _Weights:
         versions = [t._version for t in statics] if self.counted else list(map(version, statics))
         pointers = [t.data_ptr() for t in statics]
         if versions == self.versions and pointers == self.pointers:
-            return []
+            return self.samples.changes() if self.samples.changed() else []
         before, now = zip(self.versions, self.pointers, strict=True), zip(versions, pointers, strict=True)
         return [i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
 
@@ -291,6 +294,7 @@ class _Weights:
             streak, last = self.streaks.get(i, (0, -_SOON))
             self.streaks[i] = (streak + 1 if call - last < _SOON else 1, call)
         self.storages = {t.untyped_storage().data_ptr() for t in statics}
+        self.samples = Samples(statics)
         self.epoch += 1
         return [i for i in changed if self.streaks[i][0] > _RESTLESS]
 

@@ -355,10 +355,12 @@ def _where(model: Any, args: Any, kwargs: Any, bounds: Bounds, options: dict[str
         return
     if found.differences:
         yield str(found)
-    else:
-        yield "no pass changes the outputs on the host by so much; the difference comes from elsewhere" + (
-            f" (device={options['device']!r})" if "device" in options else ""
-        )
+        return
+    given = ", ".join(f"{name}={options[name]!r}" for name in ("precision", "device") if name in options)
+    yield (
+        "no pass changes the outputs on the host in full precision by so much; the difference comes from elsewhere"
+        + (f" ({given})" if given else "")
+    )
 
 
 def _perplexity(

@@ -5,9 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+
+from . import _core
+
+_SAMPLES = 8  # elements of a tensor
 
 
 class Slot(NamedTuple):
@@ -71,6 +77,38 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+class Samples:
+    """A few elements of each tensor, first and last among them (of up to 8 in one dimension: all). They tell of writes
+    that torch does not count: through `.data`, by fused optimizers, of a norm's statistics, to inference tensors. A
+    write to other elements alone goes unseen."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """`tensors`: plain memory, which the caller keeps alive and compares the addresses of; what is not on the host
+        is left out."""
+        self._of = [i for i, t in enumerate(tensors) if t.is_cpu and t.numel()]
+        tensors = [tensors[i] for i in self._of]
+        last, strides = np.zeros((2, len(tensors), max((t.dim() for t in tensors), default=0)), np.int64)
+        for i, t in enumerate(tensors):
+            last[i, : t.dim()], strides[i, : t.dim()] = t.shape, t.stride()
+            last[i, : t.dim()] -= 1
+        size = np.array([t.element_size() for t in tensors], np.int64)
+        start = np.array([t.data_ptr() for t in tensors], np.int64)
+        steps = last[:, None] * np.arange(_SAMPLES)[:, None] // (_SAMPLES - 1)  # along the diagonal
+        at = (steps * strides[:, None]).sum(2)
+        self._places = np.empty((len(tensors), _SAMPLES, 2), np.uint64)
+        self._places[:, :, 0] = start[:, None] + at * size[:, None]
+        self._places[:, :, 1] = np.minimum(size, 8)[:, None]
+        self._seen = _core.samples(self._places)
+
+    def changed(self) -> bool:
+        return _core.samples(self._places) != self._seen
+
+    def changes(self) -> list[int]:
+        """Which tensors were written since they were taken."""
+        now, before = np.frombuffer(_core.samples(self._places) + self._seen, np.uint64).reshape(2, -1, _SAMPLES)
+        return [self._of[i] for i in np.flatnonzero((now != before).any(1))]
+
+
 class Watcher:
     """Notices that a borrowed tensor was written, replaced, or given other storage."""
 
@@ -95,6 +133,7 @@ class Watcher:
         self._tensors = tensors
         self._versions = [tensors[i]._version for i in counted]
         self._pointers = [tensors[i].data_ptr() for i in addressed]
+        self._samples = Samples([tensors[i] for i in addressed])
 
     def changed(self) -> bool:
         """Whether anything differs from what `take` saw. A few tens of nanoseconds a tensor."""
@@ -107,10 +146,11 @@ class Watcher:
         if not all(map(operator.is_, tensors, self._tensors)):
             return True
         if self._all_counted:
-            return [t._version for t in tensors] != self._versions or [t.data_ptr() for t in tensors] != self._pointers
-        return [tensors[i]._version for i in self._counted] != self._versions or [
-            tensors[i].data_ptr() for i in self._addressed
-        ] != self._pointers
+            versions, pointers = [t._version for t in tensors], [t.data_ptr() for t in tensors]
+        else:
+            versions = [tensors[i]._version for i in self._counted]
+            pointers = [tensors[i].data_ptr() for i in self._addressed]
+        return versions != self._versions or pointers != self._pointers or self._samples.changed()
 
 
 def _make(slot: Slot) -> Any:

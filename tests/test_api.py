@@ -86,8 +86,51 @@ def test_wrong_inputs_are_named() -> None:
         forge({"k": list(good["k"])}, torch.ones(2))
     with pytest.raises(TypeError, match=r"input x.*meta"):
         forge(good, torch.ones(2, device="meta"))
-    with pytest.raises(TypeError, match="input x"):
+    with pytest.raises(TypeError, match="input x.*layout torch.sparse_coo$"):
         forge(good, torch.ones(2).to_sparse())
+
+
+def test_wrong_examples_are_named() -> None:
+    model, x = torch.nn.Linear(2, 2).eval(), torch.ones(1, 2)
+    with pytest.raises(TypeError, match="example_kwargs: expected a dict.*tuple"):
+        forge_ugc.compile(model, x, x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"numpy array; torch.from_numpy"):
+        forge_ugc.compile(model, x.numpy())
+
+
+LONG, DOUBLE, BFLOAT = torch.ones(3, 4, dtype=torch.long), torch.ones(3, 4).double(), torch.ones(3, 4).bfloat16()
+MIXED: dict[str, Any] = {
+    "linear": (torch.nn.Linear(4, 2), (LONG, DOUBLE, BFLOAT)),
+    "matmul": (lambda x: x @ torch.ones(4, 2), (LONG, DOUBLE, BFLOAT)),
+    "addmm": (lambda x: torch.addmm(torch.ones(2), x, torch.ones(4, 2)), (LONG, DOUBLE, BFLOAT)),
+    "layer_norm": (torch.nn.LayerNorm(4), (DOUBLE,)),
+    "group_norm": (torch.nn.GroupNorm(2, 4), (DOUBLE,)),
+    "batch_norm": (torch.nn.BatchNorm1d(4).eval(), (DOUBLE,)),
+}
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+@pytest.mark.parametrize("name", MIXED)
+@torch.no_grad()
+def test_dtypes_that_eager_refuses(name: str, capture: str) -> None:
+    model, inputs = MIXED[name]
+    for x in inputs:
+        with pytest.raises(RuntimeError):
+            model(x)
+        with pytest.raises(forge_ugc.CompileError, match=rf"{name}: operands of .*float.*eager PyTorch refuses"):
+            forge_ugc.compile(model, x, device="cpu", capture=capture)
+
+
+@torch.no_grad()
+def test_dtypes_that_eager_mixes() -> None:
+    norm = torch.nn.LayerNorm(4)
+    for function, x in (
+        (norm, BFLOAT),
+        (lambda x: torch.addr(torch.ones(3, 4), x[:, 0], torch.ones(4)), DOUBLE),
+        (lambda x: torch.nn.functional.rms_norm(x, (4,), torch.ones(4)), DOUBLE),
+        (lambda x: x * torch.ones(4) + LONG, DOUBLE),
+    ):
+        assert_same(function(x), forge_ugc.compile(function, x, device="cpu")(x))
 
 
 class Pair(NamedTuple):

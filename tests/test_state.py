@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import forge_ugc
+from forge_ugc.state import Samples
 from tests.compare import assert_same
 
 
@@ -51,11 +53,102 @@ def test_changes_are_noticed(name: str) -> None:
     assert not torch.equal(before, forge(x))
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(40, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+
+def trained(model: nn.Module, **options: Any) -> None:
+    """One step of an optimizer, in eval mode."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+    with torch.enable_grad():
+        model(torch.ones(4, 6)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def statistics(model: Any) -> None:
+    model.train()
+    model(torch.randn(64, 6) * 3 + 1)
+    model.eval()
+
+
+UNCOUNTED: dict[str, Any] = {
+    "statistics of a norm": statistics,
+    "fused optimizer": lambda m: trained(m, fused=True),
+    "data.copy_": lambda m: m.first.weight.data.copy_(torch.randn(40, 6)),
+    "data.mul_": lambda m: m.last.weight.data.mul_(5),
+    "numpy": lambda m: m.norm.weight.detach().numpy().fill(3),
+}
+
+
+@pytest.mark.parametrize("precision", ["auto", "w8"])
+@pytest.mark.parametrize("name", UNCOUNTED)
+@torch.no_grad()
+def test_changes_that_torch_does_not_count(name: str, precision: str) -> None:
+    torch.manual_seed(0)
+    model, x = Normed().eval(), torch.randn(5, 6)
+    forge = forge_ugc.compile(model, x, device="cpu", precision=precision)
+    before = forge(x)
+    for _ in range(2):
+        UNCOUNTED[name](model)
+        assert torch.equal(forge_ugc.compile(model, x, device="cpu", precision=precision)(x), forge(x))
+    assert not torch.allclose(before, forge(x), atol=0.01)
+    if precision == "auto":
+        assert_same(model(x), forge(x))
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+@torch.no_grad()
+def test_changes_that_torch_does_not_count_in_its_graphs(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Normed().eval(), torch.randn(5, 6)
+    forge = torch.compile(model, backend="forge", options={"precision": "w8", "device": "cpu"})
+    before = forge(x)
+    UNCOUNTED[name](model)
+    assert torch.equal(forge_ugc.compile(model, x, device="cpu", precision="w8")(x), forge(x))
+    assert not torch.allclose(before, forge(x), atol=0.01)
+
+
+def test_changes_of_inference_tensors(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        model, x = Normed().eval(), torch.randn(5, 6)
+        forge = forge_ugc.compile(model, x, device="cpu", precision="w8")
+        model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+        before = forge_ugc.compile(model, x, device="cpu", precision="w8")(x)
+        assert torch.equal(before, forge(x))
+        model.last.weight.mul_(2)
+        forge.save(tmp_path / "model.forge")  # as it is now
+        assert torch.equal(forge_ugc.load(tmp_path / "model.forge")(x), forge(x))
+        assert not torch.allclose(before, forge(x), atol=0.01)
+
+
+def test_samples_are_elements() -> None:
+    """Of any strides, dtype and size; those of other tensors in the same memory do not count."""
+    whole = torch.zeros(6, 8, dtype=torch.float64)
+    tensors = [whole[1:5:2, ::3].t(), torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, dtype=torch.bool)]
+    tensors += [torch.zeros(5, 2).expand(4, 5, 2), torch.zeros(2, dtype=torch.complex64), torch.zeros(9).half()]
+    samples = Samples(tensors)
+    whole[0] += 1
+    whole[:, 1] += 1
+    assert not samples.changed() and samples.changes() == []
+    for i, tensor in enumerate(tensors):
+        if tensor.numel():
+            samples = Samples(tensors)
+            tensor.data[(-1,) * tensor.dim()] = 1
+            assert samples.changed() and samples.changes() == [i]
+    assert not Samples([]).changed()
+
+
 @torch.no_grad()
 def test_refresh_takes_over_what_torch_does_not_count() -> None:
     model, x = Net().eval(), torch.randn(2, 6)
     forge = forge_ugc.compile(model, x)
-    model.first.weight.numpy()[:] = 0.5
+    model.first.weight.numpy()[1, 0] = 0.5
     forge.refresh()
     assert_same(model(x), forge(x))
 

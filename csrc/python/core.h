@@ -97,6 +97,9 @@ PyObject *program_types(PyObject *program, PyObject *unused);
 PyObject *program_hosts(PyObject *program, PyObject *unused);
 PyObject *program_load(PyObject *module, PyObject *args, PyObject *kwargs);
 
+/* --- samples.c ---------------------------------------------------------------------------------------------------- */
+PyObject *module_samples(PyObject *module, PyObject *places);
+
 /* --- schedule.c --------------------------------------------------------------------------------------------------- */
 PyObject *program_schedule(PyObject *program, PyObject *unused);
 

@@ -160,6 +160,9 @@ static PyMethodDef module_methods[] = {
     {"optimize_text", (PyCFunction)(void (*)(void))module_optimize_text, METH_VARARGS | METH_KEYWORDS,
      "optimize_text(text, passes='default', emit='graph', target='cpu', alpha=1.0)\n--\n\n"
      "Runs passes on a graph in its text form."},
+    {"samples", module_samples, METH_O,
+     "samples(places)\n--\n\nWhat lies at (address, bytes) pairs of uint64, at most 8 bytes each, in 8 bytes each. "
+     "The caller keeps the memory alive."},
     {"npu_likely", module_npu_likely, METH_NOARGS,
      "npu_likely()\n--\n\nWhether anything here could be an NPU. Loads nothing."},
     {NULL, NULL, 0, NULL},

@@ -25,7 +25,7 @@ from .decompose import decompose
 from .emitter import Emitter
 from .outputs import OutputPlan, plan_outputs
 from .recipe import PLAIN, NoForm, Recipe, add_forms, same_operands
-from .registry import Decline, rule_of
+from .registry import Decline, Refused, rule_of
 
 __all__ = [
     "Lowered",
@@ -263,6 +263,11 @@ class _Lowering:
                 return self.native(node, expected, self.parts.get(i), args, kwargs)
             except Decline as declined:
                 reason = str(declined)
+            except Refused as refused:
+                raise CompileError(
+                    f"{node.source or 'unknown line'}: {node.target._schema.name.replace('::', '.')}: {refused}; eager "
+                    "PyTorch refuses it too. Convert the input, or the model with model.to(dtype)"
+                ) from None
         return self.host(node, reason)
 
     def exact(self, meta: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from ..table import OBJECT, TableBuilder, Value
 from .promote import float_type, is_integral, result_type
-from .registry import Decline
+from .registry import Decline, Refused
 
 Number = Any  # bool, int or float
 _LIMITS = {
@@ -254,6 +254,14 @@ _TESTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_
 
 def _reduced_type(op: str, x: Value) -> Any:
     return torch.bool if op in ("any", "all") else x.dtype
+
+
+def one_type(*values: Value | None) -> torch.dtype:
+    """The dtype of all of them. Refused if they have several."""
+    dtypes = list(dict.fromkeys(v.dtype for v in values if v is not None))
+    if len(dtypes) != 1:
+        raise Refused("operands of " + " and ".join(str(d).removeprefix("torch.") for d in dtypes))
+    return dtypes[0]
 
 
 def need_float(*values: Value | None) -> None:

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from .emitter import Decline, Emitter, Value, broadcast, need_float
+from .emitter import Decline, Emitter, Value, broadcast, need_float, one_type
 from .registry import lowers
 
 
 def _same_type(*values: Value | None) -> None:
-    dtypes = {v.dtype for v in values if v is not None}
-    if len(dtypes) != 1 or torch.bool in dtypes:
-        raise Decline(f"operands of {dtypes}")
+    if one_type(*values) == torch.bool:
+        raise Decline("operands of bool")
 
 
 @lowers("linear")
@@ -106,7 +105,8 @@ def _addbmm(b: Emitter, x: Value, m1: Value, m2: Value, *, beta: Any = 1, alpha:
 
 @lowers("addr")
 def _addr(b: Emitter, x: Value, v1: Value, v2: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    _same_type(x, v1, v2)
+    if len({x.dtype, v1.dtype, v2.dtype, torch.bool}) != 2:
+        raise Decline("promotion, or operands of bool")
     return _blend(b, x, b.mul(b.reshape(v1, [*v1.shape, 1]), v2), beta, alpha)
 
 

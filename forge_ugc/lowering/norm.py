@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from .emitter import Decline, Emitter, Value, is_integral
+from .emitter import Decline, Emitter, Value, is_integral, one_type
 from .registry import lowers
 
 
-def _common(b: Emitter, x: Value, *weights: Value | None) -> tuple[Value, list[Value | None]]:
-    """Operands in one dtype: mixed ones (bf16 data, f32 weights) in f32."""
+def _common(b: Emitter, x: Value, *weights: Value | None, promotes: bool = False) -> tuple[Value, list[Value | None]]:
+    """Operands in one dtype: mixed ones (bf16 data, f32 weights) in f32. `promotes`: eager takes any mixture."""
     if is_integral(x.dtype):
         raise Decline("integer operand")
+    if not promotes and x.dtype not in (torch.float16, torch.bfloat16):
+        one_type(x, *weights)
     dtypes = {x.dtype, *(w.dtype for w in weights if w is not None)}
     dtype = x.dtype if len(dtypes) == 1 else torch.float64 if torch.float64 in dtypes else torch.float32
     return b.cast(x, dtype), [None if w is None else b.cast(w, dtype) for w in weights]
@@ -51,7 +53,7 @@ def _rms_norm(
     dtype = x.dtype
     if eps is None:  # half types are computed in float32, whose epsilon counts
         eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    x, (weight,) = _common(b, x, weight)
+    x, (weight,) = _common(b, x, weight, promotes=True)
     y, _ = b.emit("rms_norm", [x, weight, None], [(x.dtype, x.shape)] * 2, axes=len(shape), eps=float(eps))
     return b.cast(y, dtype)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..errors import CompileError
+
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 # Operators of other libraries by name, since they may be registered after this is imported.
@@ -20,6 +22,10 @@ CUSTOM_RULES: dict[str, Rule] = {}
 
 class Decline(Exception):
     """This call cannot be expressed in our operators; the text says why."""
+
+
+class Refused(CompileError):
+    """Eager refuses this call too, which capture let pass; the text says why."""
 
 
 def lowers(*names: str) -> Callable[[Rule], Rule]:
