@@ -90,8 +90,8 @@ def optimize_text(
     text: str, passes: str = "default", emit: str = "graph", target: str = "cpu", alpha: float = 1.0
 ) -> str: ...
 def samples(places: Any) -> bytes:
-    """`places`: C-contiguous memory of uint64 pairs (address, bytes <= 8). What lies there, each in 8 bytes, the rest
-    0. The caller keeps the memory alive. Raises ValueError for other sizes."""
+    """`places`: C-contiguous uint64 pairs (address, bytes: 1, 2, 4 or 8). What lies there, each in 8 bytes, the
+    rest 0. The caller keeps the memory alive. Raises ValueError for other sizes."""
 
 def npu_likely() -> bool: ...  # whether anything here could be an NPU; loads nothing
 

@@ -56,6 +56,7 @@ _STATISTICS = {
     "_native_batch_norm_legit": "training", "_batch_norm_with_update": None,
 }  # fmt: skip
 _VALUE = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "is_set_to"}
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # with dropout between layers, while training
 # Their results depend on where elements lie in memory, or on whether they share memory at all.
 _MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter", "data", "_debug_has_internal_overlap"}
 
@@ -84,6 +85,13 @@ def rule_of(func: Any) -> Rule:
             return "random" if _argument(func, args, kwargs, "dropout_p") else ""
 
         return Rule(special=drops)
+    if name in _RECURRENT:
+
+        def draws(args: Any, kwargs: Any) -> str:
+            drawn = _argument(func, args, kwargs, "train") and _argument(func, args, kwargs, "dropout")
+            return "random" if drawn else ""
+
+        return Rule(special=draws)
     if random:
         return Rule("random", random=True)
     if name in _STATISTICS:

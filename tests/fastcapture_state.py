@@ -296,18 +296,30 @@ class Shared(nn.Module):
 DECLINES["shared_buffers"] = lambda: (Shared().eval(), (x(),))
 
 
-class Lstm(nn.Module):
+class Recurrent(nn.Module):
     """Holds its parameters in a list of its own besides."""
 
-    def __init__(self):
+    def __init__(self, kind, **options):
         super().__init__()
-        self.rnn = nn.GRU(4, 4, batch_first=True)
+        self.rnn = kind(4, 4, batch_first=True, num_layers=2, dropout=0.5, **options)
 
     def forward(self, a):
         return self.rnn(a)[0] * torch.stack([p.sum() for p in self.rnn._flat_weights]).sum()
 
 
-DECLINES["recurrent"] = lambda: (Lstm().eval(), (x(2, 3, 4),))
+TAKES["lstm"] = lambda: (Recurrent(nn.LSTM, bidirectional=True).eval(), (x(2, 3, 4),))
+TAKES["gru"] = lambda: (Recurrent(nn.GRU, bias=False).eval(), (x(2, 3, 4),))
+TAKES["rnn"] = lambda: (Recurrent(nn.RNN).eval(), (x(2, 3, 4),))
+TAKES["rnn_relu"] = lambda: (Recurrent(nn.RNN, nonlinearity="relu").eval(), (x(2, 3, 4),))
+
+
+def _recurrent_in_training():
+    model = Recurrent(nn.GRU).eval()
+    model.rnn.training = True  # so its dropout draws
+    return model, (x(2, 3, 4),)
+
+
+DECLINES["recurrent_in_training"] = _recurrent_in_training
 TAKES["attention_module"] = lambda: (nn.MultiheadAttention(4, 2, batch_first=True).eval(), (x(2, 3, 4),) * 3)
 TAKES["encoder_layer"] = lambda: (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), (x(2, 3, 4),))
 TAKES["batch_norm"] = lambda: (nn.BatchNorm1d(4).eval(), (x(),))

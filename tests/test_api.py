@@ -86,13 +86,13 @@ def test_wrong_inputs_are_named() -> None:
         forge({"k": list(good["k"])}, torch.ones(2))
     with pytest.raises(TypeError, match=r"input x.*meta"):
         forge(good, torch.ones(2, device="meta"))
-    with pytest.raises(TypeError, match="input x.*layout torch.sparse_coo$"):
+    with pytest.raises(TypeError, match=r"input x.*layout torch.sparse_coo$"):
         forge(good, torch.ones(2).to_sparse())
 
 
 def test_wrong_examples_are_named() -> None:
     model, x = torch.nn.Linear(2, 2).eval(), torch.ones(1, 2)
-    with pytest.raises(TypeError, match="example_kwargs: expected a dict.*tuple"):
+    with pytest.raises(TypeError, match=r"example_kwargs: expected a dict.*tuple"):
         forge_ugc.compile(model, x, x)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"numpy array; torch.from_numpy"):
         forge_ugc.compile(model, x.numpy())

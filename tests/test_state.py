@@ -6,11 +6,13 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import forge_ugc
+from forge_ugc import _core
 from forge_ugc.state import Samples
 from tests.compare import assert_same
 
@@ -142,6 +144,16 @@ def test_samples_are_elements() -> None:
             tensor.data[(-1,) * tensor.dim()] = 1
             assert samples.changed() and samples.changes() == [i]
     assert not Samples([]).changed()
+
+
+@pytest.mark.parametrize("size", [0, 3, 9, 1 << 40])
+def test_samples_of_wrong_sizes(size: int) -> None:
+    at = np.arange(4.0)
+    with pytest.raises(ValueError, match=f"{size} bytes at once"):
+        _core.samples(np.array([[at.ctypes.data, 8], [at.ctypes.data, size]], np.uint64))
+    with pytest.raises(ValueError, match="24 bytes"):
+        _core.samples(np.zeros(3, np.uint64))
+    assert _core.samples(np.array([[at[3:].ctypes.data, 8]], np.uint64)) == at[3:].tobytes()
 
 
 @torch.no_grad()

@@ -161,7 +161,7 @@ static PyMethodDef module_methods[] = {
      "optimize_text(text, passes='default', emit='graph', target='cpu', alpha=1.0)\n--\n\n"
      "Runs passes on a graph in its text form."},
     {"samples", module_samples, METH_O,
-     "samples(places)\n--\n\nWhat lies at (address, bytes) pairs of uint64, at most 8 bytes each, in 8 bytes each. "
+     "samples(places)\n--\n\nWhat lies at (address, bytes) pairs of uint64 (1, 2, 4 or 8 bytes), in 8 bytes each. "
      "The caller keeps the memory alive."},
     {"npu_likely", module_npu_likely, METH_NOARGS,
      "npu_likely()\n--\n\nWhether anything here could be an NPU. Loads nothing."},
