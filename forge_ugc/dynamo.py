@@ -288,13 +288,13 @@ class _Weights:
     def take(self, statics: Sequence[torch.Tensor], changed: list[int]) -> list[int]:
         """Takes the weights as they are now. Returns those that change all the time."""
         call = next(self.calls)
+        self.samples = Samples(statics)  # first: another thread must not go from pointers of now to freed memory
         for i in changed:
             self.holder[self.names[i]] = statics[i].detach()
             self.versions[i], self.pointers[i] = version(statics[i]), statics[i].data_ptr()
             streak, last = self.streaks.get(i, (0, -_SOON))
             self.streaks[i] = (streak + 1 if call - last < _SOON else 1, call)
         self.storages = {t.untyped_storage().data_ptr() for t in statics}
-        self.samples = Samples(statics)
         self.epoch += 1
         return [i for i in changed if self.streaks[i][0] > _RESTLESS]
 

@@ -128,12 +128,13 @@ class Watcher:
         counted = [i for i, t in enumerate(tensors) if not t.is_inference()]
         # what has no memory of its own that can be addressed (sparse, subclasses) is watched by identity and version
         addressed = [i for i, t in enumerate(tensors) if has_memory(t)]
+        # first, so that no other thread in changed() goes from pointers of now to samples of memory that is freed
+        self._samples = Samples([tensors[i] for i in addressed])
         self._all_counted = len(counted) == len(tensors) == len(addressed)
         self._counted, self._addressed = counted, addressed
         self._tensors = tensors
         self._versions = [tensors[i]._version for i in counted]
         self._pointers = [tensors[i].data_ptr() for i in addressed]
-        self._samples = Samples([tensors[i] for i in addressed])
 
     def changed(self) -> bool:
         """Whether anything differs from what `take` saw. A few tens of nanoseconds a tensor."""
