@@ -469,18 +469,33 @@ def _has_symbol(value: Any) -> bool:
 # --- source lines -----------------------------------------------------------------------------------------------------
 
 
+_MODULES_DIR = os.path.join(_TORCH_DIR, "nn", "modules") + os.sep
+_ENTRY = os.path.join(_OWN_DIR, "fastcapture.py")  # calls forward()
+
+
 @functools.lru_cache(maxsize=65536)
-def _is_users(code: CodeType) -> bool:
+def _whose(code: CodeType) -> str:
     file = os.path.abspath(code.co_filename)
-    return not file.startswith((_TORCH_DIR, _OWN_DIR))
+    if not file.startswith((_TORCH_DIR, _OWN_DIR)):
+        return "user"
+    return "module" if file.startswith(_MODULES_DIR) else "entry" if file == _ENTRY else ""
 
 
 def _source() -> str:
-    """The innermost frame outside torch, as "file.py:12 in forward"."""
+    """The innermost frame outside torch, as "file.py:12 in forward"; of torch's modules if they are the model."""
     known = known_source.get()
     if known is not None:
         return known
+    module = None
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not _is_users(frame.f_code):
+    while frame is not None:
+        whose = _whose(frame.f_code)
+        if whose == "user":
+            break
+        if whose == "entry":  # who called compile() is not who computes
+            frame = module
+            break
+        if whose == "module" and module is None:
+            module = frame
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame is not None else ""

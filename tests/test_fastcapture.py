@@ -373,3 +373,12 @@ def test_wrong_result_types_are_noticed():
         assert "captured type" in str(error)
     else:
         assert_same(function(x(3, 4, 1)), got)
+
+
+@pytest.mark.filterwarnings("ignore::forge_ugc.FallbackWarning")
+@pytest.mark.parametrize("capture", ["auto", "export"])
+def test_source_of_torchs_own_modules(capture):
+    """Who called compile() did not compute it."""
+    model = torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 2, 2), torch.nn.ReLU()).eval()
+    (fallback,) = forge_ugc.compile(model, torch.zeros(1, 3, 4, 4), device="cpu", capture=capture).report["fallbacks"]
+    assert re.fullmatch(r".*torch/nn/modules/conv.py:\d+ in forward", fallback["where"]), fallback
