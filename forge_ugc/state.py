@@ -85,7 +85,7 @@ class Samples:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """`tensors`: plain memory, which the caller keeps alive and compares the addresses of; what is not on the host
         is left out."""
-        self._of = [i for i, t in enumerate(tensors) if t.is_cpu and t.numel()]
+        self._of = [i for i, t in enumerate(tensors) if t.is_cpu and t.numel() and t.data_ptr()]  # 0: storage was freed
         tensors = [tensors[i] for i in self._of]
         last, strides = np.zeros((2, len(tensors), max((t.dim() for t in tensors), default=0)), np.int64)
         for i, t in enumerate(tensors):

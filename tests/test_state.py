@@ -144,6 +144,9 @@ def test_samples_are_elements() -> None:
             tensor.data[(-1,) * tensor.dim()] = 1
             assert samples.changed() and samples.changes() == [i]
     assert not Samples([]).changed()
+    freed = torch.zeros(4)
+    freed.untyped_storage().resize_(0)
+    assert not Samples([freed]).changed()
 
 
 @pytest.mark.parametrize("size", [0, 3, 9, 1 << 40])
