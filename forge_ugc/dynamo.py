@@ -261,7 +261,7 @@ class _Weights:
         self.pointers = [t.data_ptr() for t in statics]
         self.storages = {t.untyped_storage().data_ptr() for t in statics}
         self.versions = list(map(version, statics))
-        self.samples = Samples(statics)
+        self.samples = Samples(statics, self.names)
         self.counted = not any(t.is_inference() for t in statics)
         # addresses of written inputs that are known to share no memory with any of them, in which epoch
         self.apart: tuple[int, list[int]] = (-1, [])
@@ -288,7 +288,8 @@ class _Weights:
     def take(self, statics: Sequence[torch.Tensor], changed: list[int]) -> list[int]:
         """Takes the weights as they are now. Returns those that change all the time."""
         call = next(self.calls)
-        self.samples = Samples(statics)  # first: another thread must not go from pointers of now to freed memory
+        # first: no other thread may go from pointers of now to samples of memory that is freed
+        self.samples = Samples(statics, self.names)
         for i in changed:
             self.holder[self.names[i]] = statics[i].detach()
             self.versions[i], self.pointers[i] = version(statics[i]), statics[i].data_ptr()

@@ -82,9 +82,12 @@ class Samples:
     that torch does not count: through `.data`, by fused optimizers, of a norm's statistics, to inference tensors. A
     write to other elements alone goes unseen."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         """`tensors`: plain memory, which the caller keeps alive and compares the addresses of; what is not on the host
-        is left out."""
+        is left out. RuntimeError if one reaches past the end of its storage."""
+        for tensor, name in zip(tensors, names, strict=True):
+            if _is_cut(tensor):
+                raise RuntimeError(f"{name!r}: its storage was made smaller than the tensor; give it memory again")
         self._of = [i for i, t in enumerate(tensors) if t.is_cpu and t.numel() and t.data_ptr()]  # 0: storage was freed
         tensors = [tensors[i] for i in self._of]
         last, strides = np.zeros((2, len(tensors), max((t.dim() for t in tensors), default=0)), np.int64)
@@ -129,7 +132,7 @@ class Watcher:
         # what has no memory of its own that can be addressed (sparse, subclasses) is watched by identity and version
         addressed = [i for i, t in enumerate(tensors) if has_memory(t)]
         # first, so that no other thread in changed() goes from pointers of now to samples of memory that is freed
-        self._samples = Samples([tensors[i] for i in addressed])
+        self._samples = Samples([tensors[i] for i in addressed], [self.slots[i].name for i in addressed])
         self._all_counted = len(counted) == len(tensors) == len(addressed)
         self._counted, self._addressed = counted, addressed
         self._tensors = tensors
@@ -212,6 +215,14 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or not (has_memory(a) and has_memory(b)):
         return False
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+
+
+def _is_cut(tensor: torch.Tensor) -> bool:
+    """Whether a tensor reaches past the end of its storage, which was resized."""
+    if not tensor.numel() or not tensor.is_cpu:
+        return False
+    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return 0 < tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -38,7 +38,11 @@ def huge_bytes(tensor):
 
 
 def reader(rows=1, megabytes=40):
-    layer = torch.nn.Linear(1024, megabytes << 8, bias=False).eval()
+    """Its weight lies in memory that is fresh: what was freed before may have huge pages already."""
+    memory = mmap.mmap(-1, megabytes << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    fresh = torch.frombuffer(memory, dtype=torch.float32)
+    layer = torch.nn.Linear(1024, megabytes << 8, bias=False, device="meta").eval()
+    layer.weight = torch.nn.Parameter(fresh.view_as(layer.weight).normal_(std=0.02))
     return layer, torch.randn(rows, 1024)
 
 

@@ -134,19 +134,20 @@ def test_samples_are_elements() -> None:
     whole = torch.zeros(6, 8, dtype=torch.float64)
     tensors = [whole[1:5:2, ::3].t(), torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, dtype=torch.bool)]
     tensors += [torch.zeros(5, 2).expand(4, 5, 2), torch.zeros(2, dtype=torch.complex64), torch.zeros(9).half()]
-    samples = Samples(tensors)
+    names = [str(i) for i in range(len(tensors))]
+    samples = Samples(tensors, names)
     whole[0] += 1
     whole[:, 1] += 1
     assert not samples.changed() and samples.changes() == []
     for i, tensor in enumerate(tensors):
         if tensor.numel():
-            samples = Samples(tensors)
+            samples = Samples(tensors, names)
             tensor.data[(-1,) * tensor.dim()] = 1
             assert samples.changed() and samples.changes() == [i]
-    assert not Samples([]).changed()
+    assert not Samples([], []).changed()
     freed = torch.zeros(4)
     freed.untyped_storage().resize_(0)
-    assert not Samples([freed]).changed()
+    assert not Samples([freed], ["freed"]).changed()
 
 
 @pytest.mark.parametrize("size", [0, 3, 9, 1 << 40])
@@ -165,6 +166,20 @@ def test_refresh_takes_over_what_torch_does_not_count() -> None:
     forge = forge_ugc.compile(model, x)
     model.first.weight.numpy()[1, 0] = 0.5
     forge.refresh()
+    assert_same(model(x), forge(x))
+
+
+@pytest.mark.parametrize("size", [0, 16])
+@torch.no_grad()
+def test_weights_that_lost_their_memory_are_errors(size: int) -> None:
+    model, x = nn.Linear(512, 512).eval(), torch.randn(2, 512)
+    forge = forge_ugc.compile(model, x, device="cpu")
+    model.weight.untyped_storage().resize_(size)
+    for _ in range(2):
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"'weight'.*(storage|no data)"):
+            forge(x)
+    model.weight.untyped_storage().resize_(4 * 512 * 512)
+    model.weight.copy_(torch.eye(512))
     assert_same(model(x), forge(x))
 
 
