@@ -129,6 +129,7 @@ def test_dtypes_that_eager_mixes() -> None:
         (lambda x: torch.addr(torch.ones(3, 4), x[:, 0], torch.ones(4)), DOUBLE),
         (lambda x: torch.nn.functional.rms_norm(x, (4,), torch.ones(4)), DOUBLE),
         (lambda x: x * torch.ones(4) + LONG, DOUBLE),
+        (lambda x: torch.inner(torch.tensor(2.0), x), DOUBLE),
     ):
         assert_same(function(x), forge_ugc.compile(function, x, device="cpu")(x))
 

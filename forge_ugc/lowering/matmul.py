@@ -35,12 +35,15 @@ def _linear(b: Emitter, x: Value, weight: Value, bias: Value | None = None) -> V
 
 @lowers("matmul", "linalg_matmul", "mm", "bmm", "mv", "dot", "vdot", "inner")
 def _matmul(b: Emitter, x: Value, y: Value, *dtype: Any) -> Value:
+    scalar = b.target_name == "inner" and not (x.rank and y.rank)
+    if scalar and x.dtype != y.dtype:
+        raise Decline("promotion")
     _same_type(x, y)
     if dtype:
         raise Decline("out_dtype")
+    if scalar:
+        return b.mul(x, y)
     if b.target_name == "inner":
-        if not x.rank or not y.rank:
-            return b.mul(x, y)
         flat = b.matmul(
             b.reshape(x, [math.prod(x.shape[:-1]), x.shape[-1]]),
             b.transpose(b.reshape(y, [math.prod(y.shape[:-1]), y.shape[-1]]), 0, 1),
