@@ -11,7 +11,10 @@ from .emitter import Decline, Emitter, Value, broadcast, need_float, one_type
 from .registry import lowers
 
 
-def _same_type(*values: Value | None) -> None:
+def _same_type(*values: Value | None, promotes: bool = False) -> None:
+    """`promotes`: eager takes operands of several dtypes."""
+    if promotes and len({v.dtype for v in values if v is not None}) > 1:
+        raise Decline("promotion")
     if one_type(*values) == torch.bool:
         raise Decline("operands of bool")
 
@@ -36,9 +39,7 @@ def _linear(b: Emitter, x: Value, weight: Value, bias: Value | None = None) -> V
 @lowers("matmul", "linalg_matmul", "mm", "bmm", "mv", "dot", "vdot", "inner")
 def _matmul(b: Emitter, x: Value, y: Value, *dtype: Any) -> Value:
     scalar = b.target_name == "inner" and not (x.rank and y.rank)
-    if scalar and x.dtype != y.dtype:
-        raise Decline("promotion")
-    _same_type(x, y)
+    _same_type(x, y, promotes=scalar)
     if dtype:
         raise Decline("out_dtype")
     if scalar:
@@ -108,8 +109,7 @@ def _addbmm(b: Emitter, x: Value, m1: Value, m2: Value, *, beta: Any = 1, alpha:
 
 @lowers("addr")
 def _addr(b: Emitter, x: Value, v1: Value, v2: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    if len({x.dtype, v1.dtype, v2.dtype, torch.bool}) != 2:
-        raise Decline("promotion, or operands of bool")
+    _same_type(x, v1, v2, promotes=True)
     return _blend(b, x, b.mul(b.reshape(v1, [*v1.shape, 1]), v2), beta, alpha)
 
 
