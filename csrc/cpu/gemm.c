@@ -34,8 +34,8 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k, bool packe
     p.local = batch > 1 && (rows + panels * GEMM_COLS) * k <= LOCAL_FLOATS;
     p.chunk_rows = min_i64(rows, p.block_rows * max_i64(1, A_FLOATS / (p.block_rows * row_floats)));
     p.chunk_panels = packed ? panels : min_i64(panels, max_i64(1, B_FLOATS / (GEMM_COLS * depth)));
-    /* some 24 parts where there are panels for it, panels in twos (gemm_pair) or in fours (`stream`) */
-    p.group = p.local ? GROUP_PANELS : min_i64(round_up((panels + 23) / 24, m <= GEMM_ROWS ? 4 : 2), GROUP_PANELS);
+    /* some 12 parts where there are panels for it, panels in twos (gemm_pair) or in fours (`stream`) */
+    p.group = p.local ? GROUP_PANELS : min_i64(round_up((panels + 11) / 12, m <= GEMM_ROWS ? 4 : 2), GROUP_PANELS);
     p.b_floats = packed ? 0 : p.chunk_panels * GEMM_COLS * k;
     p.a_floats = p.chunk_rows * row_floats;
     p.load_floats = packed ? 0 : 2 * GEMM_COLS * GEMM_BLOCK_K;
@@ -308,11 +308,9 @@ static void compute_few_rows(void *arg, int64_t part, int thread) {
         gemm_finish_block(finish, row, g->m, col + j, min_i64(GEMM_MAX_SEGMENT, cols - j), c + j, cols);
 }
 
-/* A that lies in rows is read so where no other thread reads it, or each reads it a few times only; unless the rows of
- * a tile would fall into the same few sets of the cache. */
-static bool reads_rows(const Gemm *g, int threads) {
-    bool few_times = threads == 1 || g->n < 256 * threads;
-    return few_times && g->a.dtype == DTYPE_F32 && g->a.col == 1 && g->a.row * (int64_t)sizeof(float) % 2048 != 0;
+/* A that lies in rows is read so, unless the rows of a tile would fall into the same few sets of the cache. */
+static bool reads_rows(const Gemm *g) {
+    return g->a.dtype == DTYPE_F32 && g->a.col == 1 && g->a.row * (int64_t)sizeof(float) % 2048 != 0;
 }
 
 /* scratch: b_floats, then `own` for each thread of the pool. */
@@ -330,7 +328,7 @@ static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, 
         pool_run(pool, (g->n + job.few_cols - 1) / job.few_cols, compute_few_rows, &job);
         return;
     }
-    job.in_place = reads_rows(g, pool_threads(pool));
+    job.in_place = reads_rows(g);
     int64_t chunk_rows = job.in_place ? g->m : p->chunk_rows, chunk_panels = rows_of_b ? panels : p->chunk_panels;
     for (job.panel = 0; job.panel < panels; job.panel += chunk_panels) {
         job.panels = min_i64(chunk_panels, panels - job.panel);

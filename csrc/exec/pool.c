@@ -1,6 +1,7 @@
 /* A job is published in `state` as (generation, open, running). A worker that sees an open job that it has not seen
  * enters by adding one to `running`; the caller works too, closes the job when no part is left, and waits for `running`
- * to fall to 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, then sleep.
+ * to fall to 0. So it never waits for a worker that has not woken. Idle workers spin for a moment, within a call for a
+ * longer one, then sleep.
  *
  * Each thread has a range of neighbouring parts, which it takes from the front, so that a kernel can fetch what its
  * next part will read and successive kernels find their rows in the same core's cache. Who is done takes the last part
@@ -16,7 +17,7 @@
 #include <unistd.h>
 
 enum { RUNNING_MASK = 0x3fff, STATE_STOP = 0x4000, STATE_OPEN = 0x8000, GENERATION_SHIFT = 16 };
-enum { MAX_THREADS = 256, SPIN_NANOSECONDS = 40000, SPINS_BEFORE_YIELD = 4000 };
+enum { MAX_THREADS = 256, SPIN_NANOSECONDS = 40000, SPIN_IN_CALL_NANOSECONDS = 1000000, SPINS_BEFORE_YIELD = 4000 };
 
 typedef struct Worker {
     Pool *pool;
@@ -145,15 +146,20 @@ static bool has_news(const Pool *pool, uint64_t seen) {
     return (state & STATE_STOP) || ((state & STATE_OPEN) && state >> GENERATION_SHIFT != seen);
 }
 
+/* The next job of a call follows within a part's time: to sleep and be woken would take longer. */
+static int64_t spin_time(Pool *pool) {
+    return atomic_load_explicit(&pool->owner, memory_order_relaxed) & 1 ? SPIN_IN_CALL_NANOSECONDS : SPIN_NANOSECONDS;
+}
+
 static void wait_for_news(Pool *pool, uint64_t seen) {
     if (!pool->yields) {
-        int64_t until = 0;
+        int64_t since = 0;
         for (unsigned i = 1; !has_news(pool, seen); i++) {
             relax();
             if (i % 64) continue;
             int64_t now = nanoseconds();
-            if (!until) until = now + SPIN_NANOSECONDS;
-            if (now > until) break;
+            if (!since) since = now;
+            if (now - since > spin_time(pool)) break;
         }
     }
     if (has_news(pool, seen)) return;
