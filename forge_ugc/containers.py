@@ -54,8 +54,8 @@ class Watch:
 
     def __init__(self, model: Any, signature: Signature, always: bool = False) -> None:
         self._signature = signature
-        mutable = any(_has_mutable(spec) for spec in signature.specs)
-        self.active = always or mutable or not isinstance(model, torch.nn.Module)
+        self.mutable = any(_has_mutable(spec) for spec in signature.specs)
+        self.active = always or self.mutable or not isinstance(model, torch.nn.Module)
         self.module: torch.nn.Module = model
         self.prefix = ""
         if self.active:
