@@ -189,7 +189,13 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
             raise explain_export_failure(error) from error
         program, watch = strict, None
     finally:
+        seeded = not torch.equal(rng, torch.get_rng_state())  # exporting draws nothing
         torch.set_rng_state(rng)
+    if seeded:
+        raise CompileError(
+            "forward() seeds torch's generator of random numbers, which torch.export leaves out: call torch.manual_seed() "
+            "before the model"
+        )
     owner = model if isinstance(model, torch.nn.Module) else watch.module if watch is not None else None
     try:
         captured = _Reader(program, signature, owner, watch.prefix if watch is not None else "").read(watch)

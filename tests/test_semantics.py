@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -198,6 +199,35 @@ def test_dataclasses_in_and_out() -> None:
     assert torch.equal(out.inner.a, x + 1) and torch.equal(out.items[0], x * 2) and out.items[1] is None
     forge = forge_ugc.compile(lambda d: d.a * d.n, (Inner(x, 2),))
     assert torch.equal(forge(Inner(x + 1, 2)), (x + 1) * 2)
+
+
+class Mode(enum.Enum):
+    PLAIN = 1
+    DOUBLED = 2
+
+
+def test_constants_in_and_out() -> None:
+    """Leaves that are no tensors: handed through, part of what the model is compiled for."""
+
+    def function(x: torch.Tensor, rows: slice, at: range, dtype: torch.dtype, mode: Mode, turn: complex) -> Any:
+        y = x * 2 if mode is Mode.DOUBLED else x
+        return y[rows], [y[i] for i in at], y.to(dtype), x * turn, dtype, mode, x.device, x.shape, {"size": y[0].size()}
+
+    args = (randn(4, 3), slice(1, 3), range(2), torch.float64, Mode.DOUBLED, 2j)
+    forge = same(function, *args)
+    for i, other in ((1, slice(1, 4)), (3, torch.float16), (4, Mode.PLAIN)):
+        with pytest.raises(TypeError, match="fixed when compiling"):
+            forge(*args[:i], other, *args[i + 1 :])
+
+
+def test_what_a_graph_would_leave_out_is_refused() -> None:
+    """torch.export says nothing of the first, and little of the others."""
+    layer = nn.Linear(3, 3).eval()
+    with pytest.raises(forge_ugc.CompileError, match="seeds"):
+        forge_ugc.compile(lambda x: (torch.manual_seed(3), x + torch.rand(3))[1], randn(3))
+    for model in (torch.jit.trace(layer, randn(3)), nn.Sequential(torch.jit.script(layer)).eval()):
+        with pytest.raises(forge_ugc.CompileError, match="TorchScript"):
+            forge_ugc.compile(model, randn(3))
 
 
 def test_replaced_submodules_are_an_error() -> None:
