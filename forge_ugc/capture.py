@@ -207,7 +207,8 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         raise
     except Exception as error:
         # functionalising fails, and says little, where what is written has other names
-        state = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
+        module = owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+        state = [*module.named_parameters(), *module.named_buffers()]  # tied: one tensor, which does no harm
         leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         inputs = [(f"input {i}", v) for i, v in enumerate(leaves)]
         pair = written_overlap([*inputs, *state], [])

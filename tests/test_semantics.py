@@ -298,3 +298,24 @@ def test_regions_inside_forward() -> None:
     with torch.inference_mode():
         x = randn(3)
         assert_same(regions(x), forge(x))
+
+
+def test_caches_of_encoder_and_decoder() -> None:
+    """transformers' pair of caches comes out of forward() and goes into the next step, where it grows in place."""
+    transformers = pytest.importorskip("transformers")
+    small = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    model = transformers.T5Model(transformers.T5Config(**small)).eval()
+    first = {"input_ids": torch.randint(3, 64, (1, 5)), "decoder_input_ids": torch.tensor([[3, 4]])}
+    with torch.no_grad():
+        expected = model(**first)
+        got = forge_ugc.compile(model, (), first)(**first)
+        assert_same(expected, got)
+
+        (name,) = (key for key, value in expected.items() if hasattr(value, "cross_attention_cache"))
+        step = {"encoder_outputs": (expected.encoder_last_hidden_state,), "decoder_input_ids": torch.tensor([[7]])}
+        theirs, ours = {**step, name: expected[name]}, {**step, name: got[name]}
+        inner = got[name].self_attention_cache
+        forge = forge_ugc.compile(model, (), clone_args(ours))
+        assert_same(model(**theirs), forge(**ours))
+        assert_same(expected[name], got[name])
+        assert got[name].self_attention_cache is inner and inner.get_seq_length() == 3
