@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .capturing import capturing
 from .containers import Containers, Watch
-from .errors import CompileError, explain_export_failure, source_of
+from .errors import CompileError, explain_export_failure, reads_values, source_of
 from .overlap import written_overlap
 from .signature import Signature
 from .state import Slot, find_slot
@@ -184,12 +184,21 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
                 raise
             program = export(args, kwargs)
     except Exception as error:
-        raise explain_export_failure(error) from error
+        strict = None if watch.mutable else _export_strictly(model, error, *(grown or (args, kwargs)), shapes)
+        if strict is None:
+            raise explain_export_failure(error) from error
+        program, watch = strict, None
     finally:
+        seeded = not torch.equal(rng, torch.get_rng_state())  # exporting draws nothing
         torch.set_rng_state(rng)
-    owner = model if isinstance(model, torch.nn.Module) else watch.module
+    if seeded:
+        raise CompileError(
+            "forward() seeds torch's generator of random numbers, which torch.export leaves out: call torch.manual_seed() "
+            "before the model"
+        )
+    owner = model if isinstance(model, torch.nn.Module) else watch.module if watch is not None else None
     try:
-        captured = _Reader(program, signature, owner, watch.prefix).read(watch)
+        captured = _Reader(program, signature, owner, watch.prefix if watch is not None else "").read(watch)
         if not any(getattr(dim, "min", None) == 2 for dim in pytree.tree_leaves(shapes)):
             # nobody asked for 2 or more: torch takes it for granted of every size that it keeps open
             captured.guards = [(s, 0 if least == 2 else least, most) for s, least, most in captured.guards]
@@ -198,7 +207,8 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         raise
     except Exception as error:
         # functionalising fails, and says little, where what is written has other names
-        state = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
+        module = owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+        state = [*module.named_parameters(), *module.named_buffers()]  # tied: one tensor, which does no harm
         leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         inputs = [(f"input {i}", v) for i, v in enumerate(leaves)]
         pair = written_overlap([*inputs, *state], [])
@@ -207,6 +217,36 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         raise CompileError(
             f"{pair[0]} and {pair[1]} share memory, and forward() writes into a tensor: give each memory of its own"
         ) from error
+
+
+def _export_strictly(
+    model: Any, failure: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> torch.export.ExportedProgram | None:
+    """The program by torch.export's other way, which reads Python's bytecode: to it int(t), len(t) and torch.tensor([t])
+    of what is known at run time are operators. None where it fails, too, or would not do all that forward() does."""
+    if isinstance(model, torch.fx.GraphModule) or not reads_values(failure):
+        return None
+    if not isinstance(model, torch.nn.Module):
+        model = _Called(model)
+    from torch._dynamo import config
+
+    with capturing(exporting=True), torch.no_grad(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with config.patch(trace_numpy=False):  # numpy's results would become tensors
+                program = torch.export.export(model, args, kwargs, strict=True, dynamic_shapes=shapes)
+        except Exception:
+            return None
+    return None if any("side effects" in str(warning.message) for warning in said) else program
+
+
+class _Called(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
 
 
 def _at_least_two(

@@ -116,6 +116,7 @@ def compile(
     args, kwargs = _arguments(example_inputs, example_kwargs)
     if torch.is_autocast_enabled("cpu"):
         raise RuntimeError("compile() inside torch.autocast: put the autocast region into forward(), where it is kept")
+    _refuse_torchscript(model)
     if isinstance(model, torch.nn.Module) and model.training:
         warnings.warn("the model is in training mode; compile(model.eval()) for inference", UserWarning, stacklevel=2)
     with shown(progress):
@@ -143,6 +144,16 @@ def compile(
     if directory:
         dump(compiled, directory)
     return compiled
+
+
+def _refuse_torchscript(model: Any) -> None:
+    """torch.export does not take it, and says little."""
+    for name, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CompileError(
+                f"{name or 'the model'} is TorchScript ({type(module).__name__}), which cannot be captured: compile the "
+                "nn.Module that it was made from"
+            )
 
 
 def _options(

@@ -54,8 +54,8 @@ class Watch:
 
     def __init__(self, model: Any, signature: Signature, always: bool = False) -> None:
         self._signature = signature
-        mutable = any(_has_mutable(spec) for spec in signature.specs)
-        self.active = always or mutable or not isinstance(model, torch.nn.Module)
+        self.mutable = any(_has_mutable(spec) for spec in signature.specs)
+        self.active = always or self.mutable or not isinstance(model, torch.nn.Module)
         self.module: torch.nn.Module = model
         self.prefix = ""
         if self.active:
@@ -168,14 +168,17 @@ def register_caches(model: Any, leaves: list[Any]) -> None:
     module = sys.modules.get("transformers.cache_utils")
     if module is None:
         return
-    for kind in {type(leaf) for leaf in leaves if isinstance(leaf, module.Cache)} - {module.DynamicCache}:
+    uses = isinstance(model, torch.nn.Module) and any(
+        type(m).__module__.partition(".")[0] == "transformers" for m in model.modules()
+    )
+    pairs = [leaf for leaf in leaves if isinstance(leaf, module.EncoderDecoderCache)]
+    if (uses or pairs) and module.EncoderDecoderCache not in pytree.SUPPORTED_NODES:
+        _register_pair(module.EncoderDecoderCache)
+    leaves = [*leaves, *(c for pair in pairs for c in (pair.self_attention_cache, pair.cross_attention_cache))]
+    kinds = {type(leaf) for leaf in leaves if isinstance(leaf, module.Cache)}
+    for kind in kinds - {module.DynamicCache, module.EncoderDecoderCache}:
         _register_cache(kind)
-    if module.DynamicCache in pytree.SUPPORTED_NODES:
-        return
-    uses = any(isinstance(leaf, module.DynamicCache) for leaf in leaves)
-    if isinstance(model, torch.nn.Module):
-        uses = uses or any(type(m).__module__.partition(".")[0] == "transformers" for m in model.modules())
-    if not uses:
+    if module.DynamicCache in pytree.SUPPORTED_NODES or not (uses or module.DynamicCache in kinds):
         return
     try:
         from transformers.integrations.executorch import register_dynamic_cache_export_support
@@ -192,6 +195,32 @@ def _register_cache(kind: type) -> None:
     register_pytree_node(kind)
 
 
+def _register_pair(kind: type) -> None:
+    """A decoder's two caches. Which layers have the encoder's keys is Python state that forward() branches on."""
+
+    def flatten(cache: Any) -> tuple[list[Any], Any]:
+        return [cache.self_attention_cache, cache.cross_attention_cache], tuple(sorted(cache.is_updated.items()))
+
+    def unflatten(parts: Any, updated: Any) -> Any:
+        cache: Any = kind.__new__(kind)
+        cache.self_attention_cache, cache.cross_attention_cache = parts
+        cache.is_updated = dict(updated)
+        return cache
+
+    def flatten_with_keys(cache: Any) -> tuple[list[Any], Any]:
+        parts, updated = flatten(cache)
+        names = ("self_attention_cache", "cross_attention_cache")
+        return [(pytree.GetAttrKey(name), part) for name, part in zip(names, parts, strict=True)], updated
+
+    pytree.register_pytree_node(
+        kind,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{kind.__module__}.{kind.__name__}",
+        flatten_with_keys_fn=flatten_with_keys,
+    )
+
+
 @functools.cache
 def _cache_class() -> Any:
     return getattr(sys.modules["transformers.cache_utils"], "DynamicCache", None)
@@ -201,7 +230,13 @@ def _is_cache(value: Any) -> bool:
     return "transformers.cache_utils" in sys.modules and isinstance(value, _cache_class())
 
 
+def _is_pair(value: Any) -> bool:
+    return hasattr(value, "self_attention_cache") and hasattr(value, "cross_attention_cache")
+
+
 def _lengths(container: Any) -> list[int | None]:
+    if _is_pair(container):
+        return _lengths(container.self_attention_cache) + _lengths(container.cross_attention_cache)
     if not _is_cache(container):
         return []
     return [getattr(layer, "cumulative_length", None) for layer in container.layers]
@@ -226,6 +261,11 @@ def _assign(old: Any, new: Any, lengths: list[int | None]) -> None:
     elif isinstance(old, dict):
         old.clear()
         old.update(new)
+    elif _is_pair(old):
+        split = len(_lengths(old.self_attention_cache))
+        _assign(old.self_attention_cache, new.self_attention_cache, lengths[:split])
+        _assign(old.cross_attention_cache, new.cross_attention_cache, lengths[split:])
+        old.is_updated = new.is_updated
     elif _is_cache(old) and len(old.layers) == len(new.layers):
         for mine, fresh, grown in zip(old.layers, new.layers, lengths, strict=True):
             for name in ("keys", "values", "is_initialized", "dtype", "device"):

@@ -76,6 +76,14 @@ def user_frame(stack_trace: str | None) -> tuple[str, int, str, str] | None:
     return last[1] if last else None
 
 
+def reads_values(error: BaseException) -> bool:
+    """Whether torch.export failed because Python read the value of a tensor."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    text = str(error).lower()
+    known = not names.isdisjoint({"GuardOnDataDependentSymNode", "DataDependentOutputException"})
+    return known or "data-dependent" in text or "its data is not allocated yet" in text  # torch.tensor([t, ...])
+
+
 def explain_export_failure(error: BaseException) -> CompileError:
     """torch.export's exception as a text for the user: what happened, in which line, and what can be done."""
     text = str(error)
@@ -83,9 +91,7 @@ def explain_export_failure(error: BaseException) -> CompileError:
     where = ""
     if frame is not None and not frame[0].startswith(_TORCH_DIR):
         where = f" at {frame[0]}:{frame[1]} in {frame[2]}" + (f" (`{frame[3]}`)" if frame[3] else "")
-    names = {cls.__name__ for cls in type(error).__mro__}
-    data_dependent = "GuardOnDataDependentSymNode" in names or "data-dependent" in text.lower()
-    if data_dependent:
+    if reads_values(error):
         return CompileError(
             f"data-dependent control flow{where}: which way Python goes depends on the values of a tensor, so no "
             "single graph exists.\nWays out: compute both sides and choose with torch.where; use torch.cond; pass the "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import gc
 import operator
 import sys
@@ -42,7 +43,8 @@ except (ImportError, AttributeError) as error:  # another torch, without the nam
 __all__ = ["Unsupported", "capture_fast", "count_exported"]
 
 _recording = threading.RLock()  # one at a time: torch has flags that are the process's
-_VALUES = (type(None), bool, int, float, str)
+_VALUES = (type(None), bool, int, float, complex, str, bytes, range, enum.Enum)
+_VALUES += (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def capture_fast(
@@ -247,7 +249,7 @@ def _inputs(recorder: Recorder, signature: Signature, flat: list[Any]) -> list[A
             if value.__dict__:
                 raise Unsupported(f"input {signature.paths[number]} has attributes of its own", early=True)
             given.append(recorder.leaf(value, Kind.INPUT, number))
-        elif isinstance(value, _VALUES):
+        elif _is_value(value):
             recorder.nodes.append(Node(f"input_{number}", Kind.INPUT, number, meta=value))
             given.append(value)
         else:
@@ -258,10 +260,17 @@ def _inputs(recorder: Recorder, signature: Signature, flat: list[Any]) -> list[A
 def _output(recorder: Recorder, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = recorder.symbol(value) if type(value) is not Symbol else value
-        return Ref(value.node if type(value) is Symbol else recorder.constant(value))
-    if not isinstance(value, _VALUES):
+        return Ref(value.node if type(value) is Symbol else recorder.constant(value, returned=True))
+    if not _is_value(value):
         raise Unsupported(f"an output is a {type(value).__name__}")
     return value
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a leaf of arguments or results is a constant that holds no tensor."""
+    if isinstance(value, slice):
+        return all(map(_is_value, (value.start, value.stop, value.step)))
+    return isinstance(value, _VALUES)
 
 
 @contextlib.contextmanager

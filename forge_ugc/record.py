@@ -102,6 +102,7 @@ class Recorder(TorchDispatchMode):
         self.failure: Unsupported | None = None
         self.grad_enabled = False  # at some call so far
         self._constants: dict[Any, int] = {}
+        self._returned: dict[int, Any] = {}  # memory of constants that forward() returns -> which part of it
         self._bytes = 0
 
     @classmethod
@@ -199,15 +200,23 @@ class Recorder(TorchDispatchMode):
             made._is_param = True
         return made
 
-    def constant(self, tensor: torch.Tensor) -> int:
-        """The node of a tensor that was made while recording, as it is now."""
+    def constant(self, tensor: torch.Tensor, returned: bool = False) -> int:
+        """The node of a tensor that was made while recording, as it is now.
+
+        returned: by forward(). Whoever gets it may write into it, so it is the same as no other of equal value.
+        """
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
             raise Unsupported(f"constant of type {type(tensor).__name__}")
         shape, dtype = tuple(tensor.shape), tensor.dtype
         with torch.no_grad():
             copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
             raw = copy.reshape(-1).view(torch.uint8).numpy().tobytes() if copy.numel() else b""
-        key = (shape, dtype, raw if len(raw) < 64 else hashlib.blake2b(raw).digest())
+        key: tuple[Any, ...] = (shape, dtype, raw if len(raw) < 64 else hashlib.blake2b(raw).digest())
+        if returned:
+            memory, place = tensor.untyped_storage()._cdata, (tensor.storage_offset(), shape, tensor.stride(), dtype)
+            if self._returned.setdefault(memory, place) != place:
+                raise Unsupported("forward() returns several views of a tensor that it made from nothing")
+            key = (*key, memory)
         index = self._constants.get(key)
         if index is not None:
             return index

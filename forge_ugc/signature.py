@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -244,4 +244,20 @@ def packer(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
         if spec.type is dict:
             keys = list(spec.context)
             return lambda leaves: dict(zip(keys, leaves, strict=True))
+    if _has_size(spec):
+        return lambda leaves: _unflatten(spec, iter(leaves))
     return lambda leaves: pytree.tree_unflatten(leaves, spec)
+
+
+def _has_size(spec: pytree.TreeSpec) -> bool:
+    return not spec.is_leaf() and (spec.type is torch.Size or any(map(_has_size, children(spec))))
+
+
+def _unflatten(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
+    """pytree's, but that a torch.Size, which that makes a tuple, stays one."""
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [_unflatten(child, leaves) for child in children(spec)]
+    if spec.type is torch.Size:
+        return torch.Size(parts)
+    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context)

@@ -26,12 +26,20 @@ def is_cache(value: Any) -> bool:
     return hasattr(value, "layers") and hasattr(value, "get_seq_length")
 
 
+def is_pair(value: Any) -> bool:
+    """A transformers EncoderDecoderCache: two caches."""
+    return hasattr(value, "self_attention_cache") and hasattr(value, "cross_attention_cache")
+
+
 def is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
     """The named parts of a container (ModelOutput is an OrderedDict), None for a leaf."""
+    if is_pair(value):
+        names = ("self_attention_cache", "cross_attention_cache", "is_updated")
+        return [(f".{name}", getattr(value, name)) for name in names]
     if is_cache(value):
         return [
             (f".layers[{i}].{part}", getattr(layer, part))
@@ -101,7 +109,7 @@ def clone_args(value: Any) -> Any:
     """A deep copy of a pytree of arguments, caches included."""
     if isinstance(value, torch.Tensor):
         return clone_tensor(value)
-    if is_cache(value):
+    if is_cache(value) or is_pair(value):
         return copy.deepcopy(value)
     if is_namedtuple(value):
         return type(value)(*(clone_args(item) for item in value))

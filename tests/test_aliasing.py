@@ -48,7 +48,20 @@ def views_of_written(x: torch.Tensor) -> Any:
     return y, x.t(), x, x[0, 0], x + 0
 
 
-@pytest.mark.parametrize("function", [views_of_new, views_of_inputs, views_of_written])
+def equal_constants(x: torch.Tensor) -> Any:
+    """A cache's keys and values, both zero: whoever writes into one must not see it in the other."""
+    keys, values, one = torch.zeros(4, 5), torch.zeros(4, 5), torch.tensor([1, 2])
+    return keys, values, one, torch.tensor([1, 2]), x * 2 + keys + one.sum(), one, torch.ones(2) * 2, torch.full((2,), 2.0)
+
+
+def views_of_constants(x: torch.Tensor) -> Any:
+    table = torch.arange(6).view(2, 3)
+    return table, table[0], x + 1, table.t(), torch.arange(6).view(2, 3)
+
+
+@pytest.mark.parametrize(
+    "function", [views_of_new, views_of_inputs, views_of_written, equal_constants, views_of_constants]
+)
 def test_outputs_share_memory_where_eagers_do(function: Any) -> None:
     example = torch.randn(4, 5)
     forge = compiled(function, example)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from forge_ugc.errors import source_of
 from forge_ugc.lowering import lower
 from forge_ugc.lowering.registry import RULES
 from forge_ugc.specialise import Symbols
+from tests.compare import assert_same
 
 
 def calls(captured: Captured) -> list[str]:
@@ -165,3 +167,79 @@ def test_assignment_to_data_is_refused() -> None:
 
     with pytest.raises(forge_ugc.CompileError, match=r"tensor\.data"):
         forge_ugc.compile(function, torch.randn(3))
+
+
+# --- Python numbers that are known at run time ------------------------------------------------------------------------
+
+
+def numbers(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return x * int(n), x + float(n), torch.zeros(int(n)) + x.sum(), torch.tensor([x[0, 0], x[1, 1], 3])
+
+
+def lengths(x: torch.Tensor, n: torch.Tensor) -> Any:
+    found = (x > n).nonzero()
+    return found, len(found), torch.arange(int(n))[None] < n
+
+
+def loop(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(4, 2)
+    for i in range(2):
+        out[: int(n), i] = x[: int(n), i] * 2
+    return out
+
+
+class Numbers(nn.Module):
+    """Tied weights, buffers and an argument that are written, a plain tensor, arguments and results of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("total", torch.zeros(3))
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.offset = torch.arange(3.0)
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor, unused: Any = None, k: int = 2, *, pair: Any) -> Any:
+        self.total.add_(x[0])
+        self.calls.add_(1)
+        y = self.second(self.first(x))[: int(n)] * k + self.offset + self.total * self.calls + pair[0] - pair[1]
+        x[:, 0] = 1
+        return {"y": y, "total": self.total, "none": unused, "k": k}
+
+
+@pytest.mark.parametrize("function", [numbers, lengths, loop])
+def test_numbers_known_at_run_time(function: Any) -> None:
+    forge = forge_ugc.compile(function, (torch.randn(4, 3), torch.tensor(2)))
+    for n in (1, 3, 2):
+        x = torch.randn(4, 3)
+        assert_same(function(x, torch.tensor(n)), forge(x, torch.tensor(n)))
+
+
+def test_numbers_known_at_run_time_in_a_module() -> None:
+    eager = Numbers().eval()
+    model = copy.deepcopy(eager)
+    pair = (torch.randn(1, 3), torch.randn(1, 3))
+    forge = forge_ugc.compile(model, (torch.randn(4, 3), torch.tensor(2)), {"pair": pair, "k": 3})
+    for n in (2, 3):
+        x = torch.randn(4, 3)
+        y = x.clone()
+        with torch.no_grad():
+            assert_same(eager(x, torch.tensor(n), k=3, pair=pair), forge(y, torch.tensor(n), k=3, pair=pair))
+        assert_same(x, y)
+        assert_same([eager.total, eager.calls], [model.total, model.calls])
+    with torch.no_grad():
+        for weights in (eager.first.weight, model.first.weight):
+            weights.mul_(2)
+        assert_same(eager(x, torch.tensor(1), k=3, pair=pair), forge(y, torch.tensor(1), k=3, pair=pair))
+
+
+class Kept(nn.Module):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        self.last = x * 2
+        return x[: int(n)]
+
+
+@pytest.mark.parametrize("model", [Kept(), lambda x, n: x * 2 if int(n) > 1 else x, lambda x, n: x[: int(n)].numpy()])
+def test_numbers_known_at_run_time_and_what_no_graph_can_do(model: Any) -> None:
+    with pytest.raises(forge_ugc.CompileError, match=r"test_capture\.py:\d+"):
+        forge_ugc.compile(model, (torch.randn(3), torch.tensor(2)))

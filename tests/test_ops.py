@@ -209,6 +209,13 @@ def test_moves() -> None:
     )
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+@pytest.mark.parametrize("pad", [(1, 2), (-1, 2), (2, -1), (-1, -1), (-2, 1), (-1, 0), (3, 3)])
+def test_padding_that_repeats_elements(mode: str, pad: tuple[int, int]) -> None:
+    """What a negative amount cuts off is not wrapped around."""
+    check(lambda x: F.pad(x, pad, mode), tensor(2, 3, 5))
+
+
 def test_indexing() -> None:
     table, ids = tensor(11, 6), torch.tensor([[1, 10, 0], [5, 5, 2]])
     check(

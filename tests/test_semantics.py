@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -200,6 +201,35 @@ def test_dataclasses_in_and_out() -> None:
     assert torch.equal(forge(Inner(x + 1, 2)), (x + 1) * 2)
 
 
+class Mode(enum.Enum):
+    PLAIN = 1
+    DOUBLED = 2
+
+
+def test_constants_in_and_out() -> None:
+    """Leaves that are no tensors: handed through, part of what the model is compiled for."""
+
+    def function(x: torch.Tensor, rows: slice, at: range, dtype: torch.dtype, mode: Mode, turn: complex) -> Any:
+        y = x * 2 if mode is Mode.DOUBLED else x
+        return y[rows], [y[i] for i in at], y.to(dtype), x * turn, dtype, mode, x.device, x.shape, {"size": y[0].size()}
+
+    args = (randn(4, 3), slice(1, 3), range(2), torch.float64, Mode.DOUBLED, 2j)
+    forge = same(function, *args)
+    for i, other in ((1, slice(1, 4)), (3, torch.float16), (4, Mode.PLAIN)):
+        with pytest.raises(TypeError, match="fixed when compiling"):
+            forge(*args[:i], other, *args[i + 1 :])
+
+
+def test_what_a_graph_would_leave_out_is_refused() -> None:
+    """torch.export says nothing of the first, and little of the others."""
+    layer = nn.Linear(3, 3).eval()
+    with pytest.raises(forge_ugc.CompileError, match="seeds"):
+        forge_ugc.compile(lambda x: (torch.manual_seed(3), x + torch.rand(3))[1], randn(3))
+    for model in (torch.jit.trace(layer, randn(3)), nn.Sequential(torch.jit.script(layer)).eval()):
+        with pytest.raises(forge_ugc.CompileError, match="TorchScript"):
+            forge_ugc.compile(model, randn(3))
+
+
 def test_replaced_submodules_are_an_error() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4))).eval()
     forge = forge_ugc.compile(model, randn(2, 4))
@@ -268,3 +298,24 @@ def test_regions_inside_forward() -> None:
     with torch.inference_mode():
         x = randn(3)
         assert_same(regions(x), forge(x))
+
+
+def test_caches_of_encoder_and_decoder() -> None:
+    """transformers' pair of caches comes out of forward() and goes into the next step, where it grows in place."""
+    transformers = pytest.importorskip("transformers")
+    small = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    model = transformers.T5Model(transformers.T5Config(**small)).eval()
+    first = {"input_ids": torch.randint(3, 64, (1, 5)), "decoder_input_ids": torch.tensor([[3, 4]])}
+    with torch.no_grad():
+        expected = model(**first)
+        got = forge_ugc.compile(model, (), first)(**first)
+        assert_same(expected, got)
+
+        (name,) = (key for key, value in expected.items() if hasattr(value, "cross_attention_cache"))
+        step = {"encoder_outputs": (expected.encoder_last_hidden_state,), "decoder_input_ids": torch.tensor([[7]])}
+        theirs, ours = {**step, name: expected[name]}, {**step, name: got[name]}
+        inner = got[name].self_attention_cache
+        forge = forge_ugc.compile(model, (), clone_args(ours))
+        assert_same(model(**theirs), forge(**ours))
+        assert_same(expected[name], got[name])
+        assert got[name].self_attention_cache is inner and inner.get_seq_length() == 3

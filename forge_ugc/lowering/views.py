@@ -340,8 +340,11 @@ def _pad_index(b: Emitter, x: Value, amounts: Sequence[tuple[int, int]], mode: s
         at = torch.arange(-before, size + after)
         if mode == "replicate":
             at = at.clamp(0, size - 1)
-        elif mode == "circular":
-            at = at % size
+        elif mode == "circular":  # what is cut off first is not wrapped around
+            first, stop = max(0, -before), size - max(0, -after)
+            if max(before, after) > stop - first:
+                raise Decline("padding wider than the input")
+            at = (at - first) % (stop - first) + first
         elif mode == "reflect":
             at = at.abs()
             at = (size - 1) - (at - (size - 1)).abs()
