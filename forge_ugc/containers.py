@@ -168,20 +168,25 @@ def register_caches(model: Any, leaves: list[Any]) -> None:
     module = sys.modules.get("transformers.cache_utils")
     if module is None:
         return
-    for kind in {type(leaf) for leaf in leaves if isinstance(leaf, module.Cache)} - {module.DynamicCache}:
+    kinds = {type(leaf) for leaf in leaves if isinstance(leaf, module.Cache)}
+    pair = getattr(module, "EncoderDecoderCache", None)
+    if _is_of_transformers(model):
+        kinds |= {module.DynamicCache, *([pair] if pair is not None else ())}
+    for kind in kinds - {module.DynamicCache, *pytree.SUPPORTED_NODES}:
         _register_cache(kind)
-    if module.DynamicCache in pytree.SUPPORTED_NODES:
-        return
-    uses = any(isinstance(leaf, module.DynamicCache) for leaf in leaves)
-    if isinstance(model, torch.nn.Module):
-        uses = uses or any(type(m).__module__.partition(".")[0] == "transformers" for m in model.modules())
-    if not uses:
+    if module.DynamicCache in pytree.SUPPORTED_NODES or not kinds & {module.DynamicCache, pair}:
         return
     try:
         from transformers.integrations.executorch import register_dynamic_cache_export_support
     except ImportError:
         return
     register_dynamic_cache_export_support()
+
+
+def _is_of_transformers(model: Any) -> bool:
+    """Whether there is a module of transformers in it, which may make and return caches."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return any(type(m).__module__.partition(".")[0] == "transformers" for m in modules)
 
 
 def _register_cache(kind: type) -> None:
