@@ -12,10 +12,11 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, Kind, Node, Ref
 from .compile import _arguments, _capture, _options
-from .compiled import CompiledModel, Options, Plan
+from .compiled import CompiledModel
 from .fidelity import TOLERANCE, Difference, differences
 from .lowering import Lowered, lower_all
 from .npu import HOST
+from .plan import Options, Plan
 from .specialise import Symbols
 
 

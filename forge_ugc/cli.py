@@ -8,11 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +20,12 @@ import numpy as np
 
 from . import _core, doctor
 from .errors import FallbackWarning, NpuWarning
-from .loaded import LoadedModel, load
-from .npu import PRECISIONS
+from .loaded import load
+from .npu import PRECISIONS, parse_device
 from .opening import (
     Opened,
     Refused,
     Wanted,
-    artefact_bytes,
     kind_of,
     named_outputs,
     open_artefact,
@@ -248,11 +245,10 @@ def _fraction(text: str) -> float:
 
 
 def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|npu(:(plan|emulate)(:\w+)?)?", text):
-        raise argparse.ArgumentTypeError(
-            f"no such device: {text!r}; there are auto, cpu, npu, npu:plan, npu:emulate (the last two also with a "
-            "generation, as in npu:plan:npu4000)"
-        )
+    try:
+        parse_device(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
@@ -293,7 +289,7 @@ def _open(options: argparse.Namespace) -> Ready:
         loaded = load(options.model, **where)
         ms = (time.perf_counter() - start) * 1e3
         opened = open_artefact(loaded, options.model, wanted, tokenizer)
-        return Ready(opened, loaded, _loaded_report(loaded), ms)
+        return Ready(opened, loaded, loaded.report, ms)
     import torch
 
     from .compile import compile
@@ -328,28 +324,6 @@ def _refuse_for(options: argparse.Namespace, kind: str) -> None:
             spelled = "class" if name == "class_name" else name
             what = "an exported program has its own sizes" if kind == "program" else "an artefact is compiled already"
             raise Refused(f"--{spelled}: {what}")
-
-
-def _loaded_report(model: LoadedModel) -> Report:
-    from .report import Report
-
-    core, manifest = model.report, model.manifest
-    return Report(
-        core,
-        capture_ms=0.0,
-        table_ms=0.0,
-        total_ms=sum(core[f"{phase}_ms"] for phase in ("table", "passes", "lower", "alloc", "schedule", "npu", "pack")),
-        capture="artefact",
-        capture_declined=f"{manifest.get('model', '')}, written by forge-ugc {manifest.get('forge_ugc', '')}",
-        nodes_captured=core["nodes_table"],
-        fallbacks=[],
-        borrowed_bytes=artefact_bytes(model),
-        live=weakref.WeakMethod(model._live),
-        sources=[],
-        operators=core["instructions"],
-        schedule=model._programs[0].program.schedule(),
-        title=str(manifest.get("model", "")),
-    )
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from torch.utils import _pytree as pytree
 from . import _core, npu
 from .adapters import Adapters, find_adapters
 from .capture import Captured, capture_export
-from .compiled import CompiledModel, Options
+from .compiled import CompiledModel
 from .containers import check_cache, register_caches, register_dataclasses
 from .errors import CompileError, FallbackWarning
 from .fastcapture import Unsupported, capture_fast, count_exported
 from .pause import collector_paused
+from .plan import Options
 from .progress import phase, shown
 from .report import Report
 
@@ -131,6 +132,8 @@ def compile(
         dispatched = choice.npu is not None and choice.npu.mode == "dispatch"
         with nullcontext() if dispatched else collector_paused():
             compiled = CompiledModel(model, captured, options, example)
+            if isinstance(model, torch.export.ExportedProgram) and not meta:
+                compiled.check_example(example)
             end = time.perf_counter()
             compiled.report = _report(compiled, captured, options, captured_at - start, end - captured_at)
     if find_adapters(model):
@@ -210,6 +213,8 @@ def _capture(
     if isinstance(model, Captured):
         return model, model.signature.flatten(model.signature.values(args, kwargs)), False
     if isinstance(model, torch.export.ExportedProgram):
+        if dynamic_shapes is not None:
+            raise ValueError("dynamic_shapes: an ExportedProgram has its own; give them to torch.export.export")
         if not args and not kwargs and model.example_inputs is not None:
             args, kwargs = model.example_inputs
         state: list[torch.Tensor] = [t for t in model.state_dict.values() if isinstance(t, torch.Tensor)]

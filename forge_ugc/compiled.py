@@ -8,8 +8,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from .adapters import Adapters
 from .capture import Captured, Kind, TensorMeta
 from .containers import SameContainer, check_cache
 from .errors import CompileError, NpuWarning
-from .lowering import Lowered, lower
-from .lowering.outputs import Alias, Fresh, Known
+from .lowering import lower
+from .lowering.outputs import Fresh, Known
 from .memory import OutputMemory
 from .overlap import Overlap, written_overlap
+from .plan import Options, Plan
 from .profile import Profile
 from .repeat import Repeat, picker, repeat_of
 from .report import Report
@@ -32,107 +33,6 @@ from .state import Slot, Structure, Watcher, has_memory
 from .table import OBJECT
 
 _CACHE = 16  # programs for different shapes that are kept
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `compile` was asked for."""
-
-    choice: npu.Choice
-    executable: bool
-    why_not: str  # why it cannot be called, if so
-    passes: str
-    alpha: float
-    autotune: bool
-    strict: bool
-    threads: int
-    pack: bool
-    schedule: bool
-
-
-class Plan(npu.Dispatched):
-    """A program for one set of shapes."""
-
-    def __init__(self, options: Options, lowered: Lowered, share: Any = None) -> None:
-        """share: a program with the same weights, as they are now."""
-        self.lowered = lowered
-        self.options = options
-        self._share = share
-        super().__init__(options.choice)
-        self._share = None
-        self.sources = self.lowered.inputs
-        self.in_place = self._in_place()
-        plan = self.lowered.plan
-        self.out_types = [(v.shape, v.dtype) for v in plan.values]
-        self.any_opaque = any(dtype == OBJECT for _, dtype in self.out_types)
-        self.fresh = all(isinstance(item, Fresh) for item in plan.user)
-        # results are the outputs, one by one; of a value that is written, too, there may be one only
-        self.plain = not plan.writes and [Fresh(i) for i in range(len(plan.values))] == plan.user
-        hosts = self.lowered.hosts
-        self.host = (lambda callee, args: hosts[callee](args)) if hosts else None
-
-    def _in_place(self) -> list[tuple[int, int, int | Slot]]:
-        """(program input, program output, what forward() writes): outputs that are made in the memory of what they are
-        the new value of. Only where nothing else is handed out of that output, and the program allows it."""
-        plan = self.lowered.plan
-        handed_out = plan.user + [item for items in plan.containers for item in items]
-        roots = (item.root if isinstance(item, Alias) else item for item in handed_out)
-        taken = Counter([index for _, index in plan.writes] + [r.index for r in roots if isinstance(r, Fresh)])
-        inputs = {_identity(where): i for i, (where, opaque) in enumerate(self.sources) if not opaque}
-        found = []
-        for where, index in plan.writes:
-            number = inputs.get(_identity(where))
-            value = plan.values[index]
-            if number is None or taken[index] > 1 or self.lowered.input_types[number] != (value.shape, value.dtype):
-                continue
-            if self.program.may_share(number, index):
-                found.append((number, index, where))
-        return found
-
-    def gather(self, leaves: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-        """Addresses (or objects) for the program's inputs, and the tensors that own the memory."""
-        inputs: list[Any] = []
-        keep: list[torch.Tensor] = []
-        for (source, opaque), (shape, dtype) in zip(self.sources, self.lowered.input_types, strict=True):
-            if type(source) is int:
-                t = leaves[source]  # has been checked
-            else:
-                t = source.tensor()  # type: ignore[union-attr]
-                if not opaque and (t.shape != shape or t.dtype is not dtype or not t.is_cpu):
-                    raise TypeError(
-                        f"buffer {source.name!r} was {str(dtype).removeprefix('torch.')}{list(shape)} on cpu when it "  # type: ignore[union-attr]
-                        f"was compiled, and is {str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device} now; "
-                        "compile the model again"
-                    )
-            if opaque:
-                inputs.append(t)
-                continue
-            if not t.is_contiguous() or t.is_neg() or t.is_conj():
-                t = t.detach().resolve_neg().resolve_conj().contiguous()
-            keep.append(t)
-            inputs.append(t.data_ptr())
-        return inputs, keep
-
-    def build(self, choice: npu.Choice, settings: dict[str, Any]) -> Any:
-        return self.compile(replace(self.options, choice=choice), self.lowered, **settings)
-
-    def executable(self) -> bool:
-        return self.options.executable
-
-    def compile(self, options: Options, lowered: Lowered, **changes: Any) -> Any:
-        settings: dict[str, Any] = {
-            "target": options.choice.target,
-            "passes": options.passes,
-            "alpha": options.alpha,
-            "autotune": options.autotune,
-            "executable": options.executable,
-            "pack": options.executable and options.pack,
-            "schedule": options.schedule,
-            "threads": options.threads,
-            "host_precision": npu.host_precision(options.choice),
-            "share": self._share,
-        }
-        return lowered.table.compile(**{**settings, **changes})
 
 
 class CompiledModel:
@@ -256,12 +156,7 @@ class CompiledModel:
             repeat = known, tensors, [t.data_ptr() for t in tensors]
         else:
             self._check_tensors(leaves)
-        for leaf, expected in self._constants:
-            if not same_constant(leaves[leaf], expected):
-                raise TypeError(
-                    f"input {self._signature.paths[leaf]}: compiled for {expected!r}, given {leaves[leaf]!r}; "
-                    "Python values are fixed when compiling, compile again for another one"
-                )
+        self._check_constants(leaves)
         if not self._warned_grad and torch.is_grad_enabled():
             self._warn_grad(leaves)
         if self._structure.changed():
@@ -288,6 +183,19 @@ class CompiledModel:
                 or t.layout is not torch.strided
             ):
                 self._reject(leaf, t, dtype, shape)
+
+    def _check_constants(self, leaves: list[Any]) -> None:
+        for leaf, expected in self._constants:
+            if not same_constant(leaves[leaf], expected):
+                raise TypeError(
+                    f"input {self._signature.paths[leaf]}: compiled for {expected!r}, given {leaves[leaf]!r}; "
+                    "Python values are fixed when compiling, compile again for another one"
+                )
+
+    def check_example(self, example: list[Any]) -> None:
+        """Raises what a call with these leaves would: the shapes of an exported program are not the example's."""
+        self._check_tensors(example)
+        self._check_constants(example)
 
     def _results(self, plan: Plan, leaves: list[Any], inputs: list[Any]) -> tuple[list[Any], dict[int, int | Slot]]:
         """What the program writes: new tensors (0 for an object), or the caller's own; and which those are."""
@@ -395,8 +303,9 @@ class CompiledModel:
         if value.device.type != "cpu":
             given += f" on {value.device}"
         fits = value.dtype is dtype and value.is_cpu and value.layout is torch.strided
-        ways_out = "; compile with dynamic_shapes, or again for this shape" if fits else ""
-        raise TypeError(f"input {path}: expected {wanted} on cpu, given {given}{ways_out}")
+        exported = isinstance(self._model, torch.export.ExportedProgram)
+        way_out = f"; {'export' if exported else 'compile'} with dynamic_shapes, or again for this shape"
+        raise TypeError(f"input {path}: expected {wanted} on cpu, given {given}{way_out if fits else ''}")
 
     def _warn_grad(self, leaves: list[Any]) -> None:
         if any(leaves[leaf].requires_grad for leaf, _, _ in self._tensors):
@@ -615,10 +524,6 @@ def _place(where: int | Slot, leaves: list[Any]) -> torch.Tensor:
     """What a write goes to: a leaf of the arguments or a state tensor."""
     tensor: torch.Tensor = leaves[where] if type(where) is int else where.tensor()  # type: ignore[union-attr]
     return tensor
-
-
-def _identity(where: int | Slot) -> Any:
-    return where.place if isinstance(where, Slot) else where
 
 
 def _acceptable(value: Any) -> bool:

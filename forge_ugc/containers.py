@@ -168,9 +168,7 @@ def register_caches(model: Any, leaves: list[Any]) -> None:
     module = sys.modules.get("transformers.cache_utils")
     if module is None:
         return
-    uses = isinstance(model, torch.nn.Module) and any(
-        type(m).__module__.partition(".")[0] == "transformers" for m in model.modules()
-    )
+    uses = _is_of_transformers(model)
     pairs = [leaf for leaf in leaves if isinstance(leaf, module.EncoderDecoderCache)]
     if (uses or pairs) and module.EncoderDecoderCache not in pytree.SUPPORTED_NODES:
         _register_pair(module.EncoderDecoderCache)
@@ -185,6 +183,12 @@ def register_caches(model: Any, leaves: list[Any]) -> None:
     except ImportError:
         return
     register_dynamic_cache_export_support()
+
+
+def _is_of_transformers(model: Any) -> bool:
+    """Whether there is a module of transformers in it, which may make and return caches."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return any(type(m).__module__.partition(".")[0] == "transformers" for m in modules)
 
 
 def _register_cache(kind: type) -> None:

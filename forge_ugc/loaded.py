@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +22,7 @@ from .blobs import Kept, circumstances
 from .errors import ArtefactError
 from .memory import OutputMemory
 from .profile import Profile
+from .report import Report
 
 _REQUIRED = object()
 
@@ -322,12 +325,29 @@ class LoadedModel:
         """Text of the first program: "final" (the graph), "npuir" or "schedule"."""
         return str(self._programs[0].program.text(stage))
 
-    @property
-    def report(self) -> dict[str, Any]:
-        """What loading did: phases in ms, buffers, transitions, instructions, the NPU's graphs; see
-        `_core.Program.report`, and for "npu" `_core.Program.npu_report`, to which "artefact" says why graphs are not
-        the file's (None: they all are, or it has none)."""
-        return {**self._programs[0].program.report(), "npu": self._live()["npu"]}
+    @functools.cached_property
+    def report(self) -> Report:
+        """What loading did, as a Report of the first program. `report["npu"]["artefact"]` says why graphs of an NPU
+        are not the file's (None: they all are, or it has none)."""
+        first, manifest = self._programs[0], self.manifest
+        core, name = first.program.report(), str(manifest.get("model", ""))
+        phases = ("table", "passes", "lower", "alloc", "schedule", "npu", "pack")
+        return Report(
+            core,
+            capture_ms=0.0,
+            table_ms=0.0,
+            total_ms=sum(core[f"{phase}_ms"] for phase in phases),
+            capture="artefact",
+            capture_declined=f"{name}, written by forge-ugc {manifest.get('forge_ugc', '')}",
+            nodes_captured=core["nodes_table"],
+            fallbacks=first.fallbacks(),
+            borrowed_bytes=sum(memory.nbytes for memory in self._artefact.tensors.values()),
+            live=weakref.WeakMethod(self._live),
+            sources=[],
+            operators=core["instructions"],
+            schedule=first.program.schedule(),
+            title=name,
+        )
 
     def profile(self, *args: Any, calls: int = 5, **kwargs: Any) -> Profile:
         """As CompiledModel.profile: the time of each instruction over `calls` calls. State stays as it is."""
@@ -435,6 +455,11 @@ class _Program(npu.Dispatched):
             )
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ArtefactError(f"{self._artefact.path}: {self._graph}: {error}") from None
+
+    def fallbacks(self) -> list[dict[str, Any]]:
+        """Operators that run through torch, as in a Report; the file does not say where they come from."""
+        names = Counter(str(self._calls[callee]["target"]) for callee, _, _ in self.program.hosts())
+        return [{"op": name, "count": count, "where": ""} for name, count in names.items()]
 
     def npu_report(self) -> dict[str, Any]:
         report: dict[str, Any] = self.program.npu_report()

@@ -107,6 +107,18 @@ def has_bf16() -> bool:
     return "avx512bf16" in _core.cpu_features()
 
 
+def parse_device(text: str) -> tuple[str, str, str]:
+    """("auto", "cpu" or "npu"; "plan", "emulate" or ""; a target or ""). ValueError names what there is."""
+    found = re.fullmatch(r"(auto|cpu|npu)|(npu):(plan|emulate)(?::(\w+))?", text)
+    if found is None:
+        raise ValueError(
+            f"unknown device {text!r}; there are auto, cpu, npu, npu:plan and npu:emulate (the last two also with a "
+            "target, as in npu:plan:npu4000)"
+        )
+    plain, kind, mode, target = found.groups()
+    return plain or kind, mode or "", target or ""
+
+
 HOST = Choice("cpu", "cpu", "fp32", 'device="cpu" was asked for', None)
 
 
@@ -125,9 +137,8 @@ def choose(
     if fold not in ("auto", True, False):
         raise ValueError(f'fold: expected "auto", True or False, given {fold!r}')
     settings = _settings(precision, fold, options)
-    kind, _, rest = wanted.partition(":")
-    mode, _, named = rest.partition(":")
-    if wanted == "cpu":
+    kind, mode, named = parse_device(wanted)
+    if kind == "cpu":
         if precision in HOST_PRECISIONS:
             return _host(precision)
         if precision not in ("auto", "fp32"):
@@ -136,13 +147,8 @@ def choose(
                 f"precision={precision!r} is the NPU's: device=\"cpu\" computes in the model's own dtypes{other}"
             )
         return HOST
-    if wanted == "auto":
+    if kind == "auto":
         return _auto(precision, settings)
-    if kind != "npu" or mode not in ("", "plan", "emulate") or (":" in wanted and not mode):
-        raise ValueError(
-            f'unknown device {wanted!r}; use "auto", "cpu", "npu", "npu:plan" or "npu:emulate" (both also with a '
-            'target, as in "npu:plan:npu4000")'
-        )
     if precision in HOST_PRECISIONS:
         other = "fp16" if precision == "bf16" else f"{precision[:2]}a16"
         raise ValueError(f'precision={precision!r} is the host\'s; the NPU has "{other}" (device={wanted!r} was given)')
@@ -187,6 +193,8 @@ def _dispatched(facts: dict[str, Any], settings: dict[str, Any]) -> Choice:
 
 
 def _settings(precision: str, fold: str | bool, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"npu_options: expected a dict, given {type(options).__name__}")
     given = dict(options or {})
     unknown = [key for key in given if key not in _OPTIONS]
     if unknown:

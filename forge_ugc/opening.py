@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .artefact import DTYPES, Artefact
+from .artefact import DTYPES
 from .loaded import LoadedModel
 
 DEFAULT_LENGTH = 128  # tokens
@@ -316,12 +316,6 @@ def open_artefact(model: LoadedModel, path: Path, wanted: Wanted, tokenizer: Pat
     elif any(dtype[0] in "iu" for dtype, _ in types.values()):
         opened.notes.append("random integers of an artefact are 0 or 1: it does not say how large they may be")
     return opened
-
-
-def artefact_bytes(model: LoadedModel) -> int:
-    """Bytes of weights in the file."""
-    artefact: Artefact = model._artefact
-    return sum(memory.nbytes for memory in artefact.tensors.values())
 
 
 def _tree(structure: Any, leaves: list[Any]) -> Any:

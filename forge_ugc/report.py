@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 
-class Report:
+class Report(Mapping[str, Any]):
     """Times, nodes, passes, buffers, transitions, placement, fallbacks and weights of one compilation.
 
     `to_dict()` has the public keys `phases`, `passes`, `nodes_captured`, `nodes_final`, `buffers`, `transitions`,
@@ -104,6 +104,18 @@ class Report:
             self._count()
         self._update()
         return self._data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._data  # a Mapping's own asks for the value, which may take an export
+
+    __eq__ = object.__eq__  # reports of two compilations are two, and can be keys
+    __hash__ = object.__hash__
 
     def count_later(self, count: Callable[[], int | None]) -> None:
         """`nodes_captured` counts recorded calls so far: `count` finds torch.export's when it is asked for."""

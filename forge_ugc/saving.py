@@ -29,7 +29,8 @@ from .state import Slot
 from .table import DTYPE_NUMBERS
 
 if TYPE_CHECKING:
-    from .compiled import CompiledModel, Plan
+    from .compiled import CompiledModel
+    from .plan import Plan
 
 _NAMES = {number: name for number, (name, _, _) in enumerate(_core.dtypes())}
 _CONSTANTS = (type(None), bool, int, float, str)

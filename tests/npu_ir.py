@@ -22,8 +22,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import forge_ugc
-from forge_ugc.compiled import Plan
 from forge_ugc.lowering.outputs import Alias, Fresh
+from forge_ugc.plan import Plan
 from forge_ugc.table import Table
 from tests import cbuild
 

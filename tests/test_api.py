@@ -43,6 +43,16 @@ def test_module_function_and_exported_program() -> None:
     assert_same(expected, forge_ugc.compile(model, {"x": x})(x=x))
 
 
+def test_examples_that_an_exported_program_does_not_take() -> None:
+    program = torch.export.export(net(), (torch.randn(4, 6),))
+    for other, says in ((torch.randn(5, 6), r"given float32\[5, 6\]; export with"), (torch.ones(4, 6).long(), "int64")):
+        with pytest.raises(TypeError, match=rf"input args\[0\]: expected float32\[4, 6\].*{says}"):
+            forge_ugc.compile(program, other)
+    with pytest.raises(ValueError, match="dynamic_shapes: an ExportedProgram has its own"):
+        forge_ugc.compile(program, torch.randn(4, 6), dynamic_shapes=({0: torch.export.Dim("n")},))
+    forge_ugc.compile(program, torch.empty(4, 6, device="meta"), device="npu:plan")
+
+
 @torch.no_grad()
 def test_arguments_may_be_spelled_in_any_way() -> None:
     def function(a: Any, b: Any, *rest: Any, c: float = 2.0, flag: bool = True, **named: Any) -> Any:

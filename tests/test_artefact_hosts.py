@@ -50,6 +50,9 @@ def test_same_results(function: Any, tmp_path: Path) -> None:
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
     compiled = save(function, x, tmp_path / "m.forge")
     loaded = forge_ugc.load(tmp_path / "m.forge")
+    assert type(loaded.report) is forge_ugc.Report and loaded.report["capture"] == "artefact"
+    counts = [{(f["op"], f["count"]) for f in model.report["fallbacks"]} for model in (loaded, compiled)]
+    assert counts[0] >= counts[1] != set()  # a file does not tell arithmetic on sizes from operators
     results, expected, arrays = loaded(x), compiled(x), loaded(x.numpy())
     for got, want, array in zip(
         *(r if isinstance(r, tuple) else (r,) for r in (results, expected, arrays)), strict=True

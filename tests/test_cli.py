@@ -297,7 +297,9 @@ def test_refusals(artefact: Path, exported: Path, tmp_path: Path, capsys: pytest
 def test_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments.split())
-    assert ended.value.code == 2 and "usage:" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "usage:" in said
+    assert "--device" not in arguments or "unknown device 'gpu'; there are auto, cpu, npu" in said
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

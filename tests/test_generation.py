@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -203,3 +204,23 @@ def test_head_of_the_last_position_only():
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     (graph,) = forge_ugc.last_reports()
     assert forge_calls() == 1 and got.shape == (2, 1, 99) and graph.report is not None
+
+
+@torch.no_grad()
+def test_an_encoder_and_a_decoder_compile_as_they_are_called():
+    sizes = dict(vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).eval()
+    first = dict(input_ids=torch.randint(3, 90, (2, 7)), decoder_input_ids=torch.randint(3, 90, (2, 4)))
+    forge, expected = forge_ugc.compile(model, first, device="cpu", strict=True), model(**first)
+    given = forge(**first)
+    torch.testing.assert_close(given.logits, expected.logits, atol=2e-5, rtol=1e-4)
+
+    def step(cache):
+        return dict(encoder_outputs=(expected[-1],), decoder_input_ids=torch.tensor([[5], [6]]), cache=cache)
+
+    forge = forge_ugc.compile(model, step(copy.deepcopy(given.cache)), device="cpu", strict=True)
+    torch.testing.assert_close(
+        forge(**step(given.cache)).logits, model(**step(expected.cache)).logits, atol=2e-5, rtol=1e-4
+    )
+    assert given.cache.get_seq_length() == expected.cache.get_seq_length() == 5

@@ -281,6 +281,8 @@ def test_a_model_without_work_for_the_npu(device: SoftwareNpu) -> None:
     [
         ({"device": "npu:plan:npu1"}, ValueError, "unknown NPU target 'npu1'"),
         ({"device": "npu:"}, ValueError, "unknown device"),
+        ({"device": "npu:plan:"}, ValueError, "unknown device"),
+        ({"npu_options": ["types"]}, TypeError, "npu_options: expected a dict, given list"),
         ({"device": "npu:run"}, ValueError, "unknown device"),
         ({"device": "npu", "precision": "fp32"}, ValueError, "keeps to the host"),
         ({"precision": "int3"}, ValueError, "unknown precision"),

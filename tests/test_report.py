@@ -41,6 +41,15 @@ def test_keys(forge: forge_ugc.CompiledModel) -> None:
     json.dumps(d)
 
 
+def test_it_is_a_mapping() -> None:
+    report = forge_ugc.compile(nn.Linear(2, 2).eval(), torch.ones(1, 2), device="cpu").report
+    assert "device" in report and "key" not in report and 0 not in report
+    assert report.get("device") == "cpu" and report.get("key") is None
+    assert report._counter is not None  # none of this has exported the model
+    assert dict(report) == report.to_dict() and len(report) == len(list(report))
+    assert {report: 1}[report] == 1 and report != dict(report)
+
+
 def test_to_dict_is_a_copy(forge: forge_ugc.CompiledModel) -> None:
     forge.report.to_dict()["phases"].clear()
     assert forge.report.to_dict()["phases"]

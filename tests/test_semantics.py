@@ -259,6 +259,21 @@ def test_weights_of_odd_types_and_ranks() -> None:
     same(Odd().eval(), randn(2, 4))
 
 
+class Empty(nn.Module):
+    def __init__(self, function: Any, *shape: int) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("empty", torch.empty(shape))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x, self.empty)
+
+
+def test_buffers_without_elements() -> None:
+    same(Empty(lambda x, e: (x + e.sum(), e, e.view(2, 0) + 1), 0).eval(), randn(2, 4))
+    same(Empty(lambda x, e: (x * e.prod(0), x[:, :0] @ e), 0, 4).eval(), randn(2, 4))
+
+
 def test_inputs_of_odd_types() -> None:
     same(
         lambda f, u, c: (f.float() * 2, f, u.to(torch.int32) + 1, c.abs(), c.conj() * 2, c.real),

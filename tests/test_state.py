@@ -35,6 +35,7 @@ CHANGES: dict[str, Any] = {
     "load_state_dict": lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
     "data": lambda m: setattr(m.first.weight, "data", torch.randn(8, 6)),
     "data of other strides": lambda m: setattr(m.first.weight, "data", torch.randn(6, 8).t()),
+    "data of the same memory, as a view": lambda m: setattr(m.first.weight, "data", m.first.weight.data.view(6, 8).t()),
     "new parameter": lambda m: setattr(m.last, "weight", nn.Parameter(torch.randn(3, 8))),
     "new buffer": lambda m: setattr(m, "shift", torch.ones(3)),
     "attribute in place": lambda m: m.plain.add_(1),
@@ -183,12 +184,23 @@ def test_weights_that_lost_their_memory_are_errors(size: int) -> None:
     assert_same(model(x), forge(x))
 
 
+@torch.no_grad()
+def test_weights_turned_where_they_lie_are_noticed() -> None:
+    model, x = nn.Linear(6, 6).eval(), torch.randn(2, 6)
+    forge, graph = forge_ugc.compile(model, x, device="cpu"), torch.compile(model, backend="forge")
+    for _ in range(2):
+        assert_same(model(x), forge(x))
+        assert_same(model(x), graph(x))
+        model.weight.data = model.weight.data.t()
+
+
 def test_removed_or_reshaped_weights_are_errors() -> None:
     model, x = Net().eval(), torch.randn(2, 6)
     forge = forge_ugc.compile(model, x)
-    model.first.weight.data = torch.randn(8, 7)
-    with pytest.raises(RuntimeError, match=r"first.weight"):
-        forge(x)
+    for other in (torch.randn(8, 7), model.first.weight.data[:4]):
+        model.first.weight.data = other
+        with pytest.raises(RuntimeError, match=r"first.weight"):
+            forge(x)
     del model.first.weight
     with pytest.raises(RuntimeError, match=r"first.weight"):
         forge(x)

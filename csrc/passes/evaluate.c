@@ -69,7 +69,8 @@ static Code mark_constant(Folder *f, const Node *node) {
     TRY(new_known(f, node->first_result, &k));
     k->tensor = constant_tensor(c);
     k->constant = node_int(node, ATTR_index);
-    k->shape_only = !c->data;
+    k->shape_only = !c->data && c->bytes > 0;
+    if (c->bytes == 0) k->tensor.data = f; /* no element is read, and NULL would say that it is not known */
     bool narrow = dtype_is_int(c->dtype) && dtype_size(c->dtype) < 4, state = c->kind == CONSTANT_STATE || c->derived;
     if (state) k->sources = (Sources){true, false, c->bytes, c->name};
     k->sources.narrow = narrow && (state || c->bytes > SMALL_BYTES);

@@ -21,9 +21,10 @@ def compile_config(*, fullgraph: bool = False, dynamic: bool | None = None, **op
     """What `model.generate(..., compile_config=)` needs to run each step after the first through Forge, on the CPU too.
 
     A cache whose shapes stay (`cache_implementation="static"`) is what transformers compiles for; with another one it
-    runs the model eagerly, and `forge_ugc.last_reports()` stays empty. The prompt is processed eagerly, in one
-    go; with `model.generate(..., prefill_chunk_size=64)` transformers runs it in pieces, through Forge as well. That
-    takes a program for each length of a piece and of the mask, so it pays where prompts of like lengths come often.
+    runs the model eagerly, as it does beam search with any, and `forge_ugc.last_reports()` stays empty:
+    `model.compile(backend="forge")` takes these through Forge. The prompt is processed eagerly, in one go; with
+    `model.generate(..., prefill_chunk_size=64)` transformers runs it in pieces, through Forge as well. That takes a
+    program for each length of a piece and of the mask, so it pays where prompts of like lengths come often.
 
     Args:
         fullgraph, dynamic: as for `torch.compile`.
