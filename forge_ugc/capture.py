@@ -174,6 +174,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         with capturing(exporting=True), torch.no_grad(), _named_frames(model), _noticed_numbers(traced):
             return torch.export.export(watch.module, args, kwargs, strict=False, dynamic_shapes=shapes)
 
+    strict = None
     try:
         try:
             program = export(*(grown or (args, kwargs)))
@@ -187,18 +188,19 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         strict = None if watch.mutable else _export_strictly(model, error, *(grown or (args, kwargs)), shapes)
         if strict is None:
             raise explain_export_failure(error) from error
-        program, watch = strict, None
+        program = strict
     finally:
         seeded = not torch.equal(rng, torch.get_rng_state())  # exporting draws nothing
         torch.set_rng_state(rng)
     if seeded:
         raise CompileError(
-            "forward() seeds torch's generator of random numbers, which torch.export leaves out: call torch.manual_seed() "
-            "before the model"
+            "forward() seeds torch's generator of random numbers, which torch.export leaves out: call "
+            "torch.manual_seed() before the model"
         )
-    owner = model if isinstance(model, torch.nn.Module) else watch.module if watch is not None else None
+    seen = watch if strict is None else None
+    owner = model if isinstance(model, torch.nn.Module) else seen.module if seen is not None else None
     try:
-        captured = _Reader(program, signature, owner, watch.prefix if watch is not None else "").read(watch)
+        captured = _Reader(program, signature, owner, seen.prefix if seen is not None else "").read(seen)
         if not any(getattr(dim, "min", None) == 2 for dim in pytree.tree_leaves(shapes)):
             # nobody asked for 2 or more: torch takes it for granted of every size that it keeps open
             captured.guards = [(s, 0 if least == 2 else least, most) for s, least, most in captured.guards]
@@ -222,8 +224,9 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
 def _export_strictly(
     model: Any, failure: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> torch.export.ExportedProgram | None:
-    """The program by torch.export's other way, which reads Python's bytecode: to it int(t), len(t) and torch.tensor([t])
-    of what is known at run time are operators. None where it fails, too, or would not do all that forward() does."""
+    """The program by torch.export's other way, which reads Python's bytecode: to it int(t), len(t) and
+    torch.tensor([t]) of what is known at run time are operators. None where it fails, too, or would not do all that
+    forward() does."""
     if isinstance(model, torch.fx.GraphModule) or not reads_values(failure):
         return None
     if not isinstance(model, torch.nn.Module):

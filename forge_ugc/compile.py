@@ -154,8 +154,8 @@ def _refuse_torchscript(model: Any) -> None:
     for name, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
         if isinstance(module, torch.jit.ScriptModule):
             raise CompileError(
-                f"{name or 'the model'} is TorchScript ({type(module).__name__}), which cannot be captured: compile the "
-                "nn.Module that it was made from"
+                f"{name or 'the model'} is TorchScript ({type(module).__name__}), which cannot be captured: compile "
+                "the nn.Module that it was made from"
             )
 
 

@@ -206,7 +206,7 @@ def _register_pair(kind: type) -> None:
         return [cache.self_attention_cache, cache.cross_attention_cache], tuple(sorted(cache.is_updated.items()))
 
     def unflatten(parts: Any, updated: Any) -> Any:
-        cache: Any = kind.__new__(kind)
+        cache: Any = object.__new__(kind)
         cache.self_attention_cache, cache.cross_attention_cache = parts
         cache.is_updated = dict(updated)
         return cache

@@ -43,7 +43,7 @@ except (ImportError, AttributeError) as error:  # another torch, without the nam
 __all__ = ["Unsupported", "capture_fast", "count_exported"]
 
 _recording = threading.RLock()  # one at a time: torch has flags that are the process's
-_VALUES = (type(None), bool, int, float, complex, str, bytes, range, enum.Enum)
+_VALUES: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, range, enum.Enum)
 _VALUES += (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 

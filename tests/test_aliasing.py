@@ -51,7 +51,16 @@ def views_of_written(x: torch.Tensor) -> Any:
 def equal_constants(x: torch.Tensor) -> Any:
     """A cache's keys and values, both zero: whoever writes into one must not see it in the other."""
     keys, values, one = torch.zeros(4, 5), torch.zeros(4, 5), torch.tensor([1, 2])
-    return keys, values, one, torch.tensor([1, 2]), x * 2 + keys + one.sum(), one, torch.ones(2) * 2, torch.full((2,), 2.0)
+    return (
+        keys,
+        values,
+        one,
+        torch.tensor([1, 2]),
+        x * 2 + keys + one.sum(),
+        one,
+        torch.ones(2) * 2,
+        torch.full((2,), 2.0),
+    )
 
 
 def views_of_constants(x: torch.Tensor) -> Any:
