@@ -168,7 +168,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     watch = Watch(traced, signature)
     shapes = signature.dynamic_shapes(dynamic_shapes)
     grown = _at_least_two(signature, args, kwargs, shapes) if shapes else None
-    rng = torch.get_rng_state()
+    rng, seed = torch.get_rng_state(), torch.initial_seed()
 
     def export(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
         with capturing(exporting=True), torch.no_grad(), _named_frames(model), _noticed_numbers(traced):
@@ -190,7 +190,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
             raise explain_export_failure(error) from error
         program = strict
     finally:
-        seeded = not torch.equal(rng, torch.get_rng_state())  # exporting draws nothing
+        seeded = torch.initial_seed() != seed  # not the whole state: other threads may draw numbers
         torch.set_rng_state(rng)
     if seeded:
         raise CompileError(
