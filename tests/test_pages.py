@@ -37,18 +37,32 @@ def huge_bytes(tensor):
     return found
 
 
-def reader(rows=1, megabytes=40):
+class InRows(torch.nn.Module):
+    """A weight that lies as transformers' Conv1D keeps it."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def reader(rows=1, megabytes=40, in_rows=False):
     """Its weight lies in memory that is fresh: what was freed before may have huge pages already."""
     memory = mmap.mmap(-1, megabytes << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     fresh = torch.frombuffer(memory, dtype=torch.float32)
+    if in_rows:
+        return InRows(fresh.view(1024, -1).normal_(std=0.02)).eval(), torch.randn(rows, 1024)
     layer = torch.nn.Linear(1024, megabytes << 8, bias=False, device="meta").eval()
     layer.weight = torch.nn.Parameter(fresh.view_as(layer.weight).normal_(std=0.02))
     return layer, torch.randn(rows, 1024)
 
 
 @pytest.mark.skipif(not available(), reason="no huge pages on request here")
-def test_weights_come_to_lie_in_huge_pages():
-    layer, x = reader()
+@pytest.mark.parametrize(("rows", "in_rows"), [(1, False), (64, True)])
+def test_weights_come_to_lie_in_huge_pages(rows, in_rows):
+    layer, x = reader(rows, in_rows=in_rows)
     before = huge_bytes(layer.weight)
     compiled = forge_ugc.compile(layer, (x,), device="cpu")
     end = time.monotonic() + 30
@@ -58,9 +72,9 @@ def test_weights_come_to_lie_in_huge_pages():
     torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "pack"), [(1, False), (64, True)])
-def test_others_stay_as_they_are(rows, pack):
-    layer, x = reader(rows)
+@pytest.mark.parametrize(("rows", "pack", "in_rows"), [(1, False, False), (64, True, False), (1, True, True)])
+def test_others_stay_as_they_are(rows, pack, in_rows):
+    layer, x = reader(rows, in_rows=in_rows)
     before = huge_bytes(layer.weight)
     compiled = forge_ugc.compile(layer, (x,), device="cpu", pack=pack)
     compiled(x)
