@@ -72,6 +72,21 @@ def test_weights_come_to_lie_in_huge_pages(rows, in_rows):
     torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(not available(), reason="no huge pages on request here")
+def test_weights_beside_each_other_share_huge_pages():
+    size = 768 * 768  # 2.25 MB: hardly one of them holds a whole huge page
+    memory = mmap.mmap(-1, 18 * size * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    fresh = torch.frombuffer(memory, dtype=torch.float32).normal_(std=0.02)
+    layers = torch.nn.Sequential(*(InRows(part.view(768, 768)) for part in fresh.split(size))).eval()
+    x, before = torch.randn(64, 768), huge_bytes(fresh)
+    compiled = forge_ugc.compile(layers, (x,), device="cpu")
+    end = time.monotonic() + 30
+    while huge_bytes(fresh) < before + (34 << 20) and time.monotonic() < end:
+        compiled(x)
+    assert huge_bytes(fresh) >= before + (34 << 20)
+    torch.testing.assert_close(compiled(x), layers(x), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("rows", "pack", "in_rows"), [(1, False, False), (64, True, False), (1, True, True)])
 def test_others_stay_as_they_are(rows, pack, in_rows):
     layer, x = reader(rows, in_rows=in_rows)

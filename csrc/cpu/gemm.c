@@ -34,8 +34,11 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k, bool packe
     p.local = batch > 1 && (rows + panels * GEMM_COLS) * k <= LOCAL_FLOATS;
     p.chunk_rows = min_i64(rows, p.block_rows * max_i64(1, A_FLOATS / (p.block_rows * row_floats)));
     p.chunk_panels = packed ? panels : min_i64(panels, max_i64(1, B_FLOATS / (GEMM_COLS * depth)));
-    /* some 12 parts where there are panels for it, panels in twos (gemm_pair) or in fours (`stream`) */
-    p.group = p.local ? GROUP_PANELS : min_i64(round_up((panels + 11) / 12, m <= GEMM_ROWS ? 4 : 2), GROUP_PANELS);
+    /* one block of rows: as many as are left for a thread (pool_run_ranges); else some 12 parts where there are panels
+     * for it, in twos (gemm_pair) or in fours (`stream`) */
+    p.group = GROUP_PANELS;
+    if (!p.local && (row_blocks > 1 || m <= GEMM_ROWS))
+        p.group = min_i64(round_up((panels + 11) / 12, m <= GEMM_ROWS ? 4 : 2), GROUP_PANELS);
     p.b_floats = packed ? 0 : p.chunk_panels * GEMM_COLS * k;
     p.a_floats = p.chunk_rows * row_floats;
     p.load_floats = packed ? 0 : 2 * GEMM_COLS * GEMM_BLOCK_K;
@@ -90,7 +93,7 @@ typedef struct Job {
     const void *a_data, *b_data;
     const float *b;      /* panels; NULL: a thread loads what it reads */
     float *packed, *own; /* memory for panels; the threads' */
-    int64_t row_blocks, few_cols;
+    int64_t row_blocks, part_panels, few_cols;
     bool in_place; /* A is read as it lies */
 } Job;
 
@@ -213,8 +216,8 @@ static Ahead find_next(const Job *job, int64_t part, int64_t panel, int64_t pane
 }
 
 /* --- the work ----------------------------------------------------------------------------------------------------- */
-/* All of the sum for rows of a block and panels of a group; then its rows are finished. */
-static void compute(void *arg, int64_t part, int thread) {
+/* All of the sum for rows of a block and panels of some neighbouring parts; then its rows are finished. */
+static void compute(void *arg, int64_t part, int64_t count, int thread) {
     Job *job = arg;
     const Gemm *g = job->g;
     const Plan *p = job->p;
@@ -223,8 +226,8 @@ static void compute(void *arg, int64_t part, int thread) {
     GemmPair *pair = gemm_pair();
     GemmPairCopy *copy_pair = gemm_pair_copy();
     int64_t begin = part % job->row_blocks * p->block_rows, rows = min_i64(p->block_rows, job->rows - begin);
-    int64_t panel = part / job->row_blocks * p->group, panels = min_i64(p->group, job->panels - panel);
-    int64_t width = panels * GEMM_COLS;
+    int64_t panel = part / job->row_blocks * job->part_panels;
+    int64_t panels = min_i64(count * job->part_panels, job->panels - panel), width = panels * GEMM_COLS;
     float *own = job->own + thread * p->own, *loaded = own + OWN_FLOATS + p->a_floats, *c = loaded + p->load_floats;
 
     bool start = finish->bias || g->k == 0;
@@ -240,12 +243,12 @@ static void compute(void *arg, int64_t part, int thread) {
         int64_t share = next.rows * next.lines / calls + 1;
         for (int64_t j = 0; j < panels; j += 2) {
             /* the first tile reads panels as they lie, and leaves them beside each other for the others */
-            int64_t count = min_i64(2, panels - j), step = pair ? count : 1, tall;
+            int64_t beside = min_i64(2, panels - j), step = pair ? beside : 1, tall;
             bool full = step == 2 ? gemm_tall(rows) == 2 * GEMM_ROWS : gemm_tile_rows(rows) == GEMM_ROWS;
-            const float *lying = job->b || !full ? NULL : find_panels(job, panel + j, count, k);
-            if (!job->b && !lying) load_panels(job, panel + j, count, k, depth, loaded);
+            const float *lying = job->b || !full ? NULL : find_panels(job, panel + j, beside, k);
+            if (!job->b && !lying) load_panels(job, panel + j, beside, k, depth, loaded);
             const float *b = job->b ? job->b + ((panel + j) * g->k + k) * GEMM_COLS : loaded;
-            for (int64_t of = 0; of < count; of += step)
+            for (int64_t of = 0; of < beside; of += step)
                 for (int64_t i = 0; i < rows; i += tall) {
                     const float *a_i = a_k + i * a.row, *b_of = b + of * b_panel;
                     float *to = c + i * width + (j + of) * GEMM_COLS;
@@ -255,7 +258,7 @@ static void compute(void *arg, int64_t part, int thread) {
                     if (lying && i + of == 0 && step == 2)
                         copy_pair(depth, a_i, a.row, lying, g->b.row, to, width, add, loaded);
                     else if (lying && i + of == 0)
-                        kernels->tile_copy(depth, a_i, a.row, lying, g->b.row, to, width, add, loaded, (int)count);
+                        kernels->tile_copy(depth, a_i, a.row, lying, g->b.row, to, width, add, loaded, (int)beside);
                     else if (step == 2)
                         pair((int)tall, depth, a_i, a.row, 1, b_of, GEMM_COLS, b_panel, to, width, add);
                     else
@@ -343,7 +346,10 @@ static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, 
             job.row_blocks = (job.rows + p->block_rows - 1) / p->block_rows;
             for (int t = 0; t < pool_threads(pool) && (job.panel == 0 || g->m > chunk_rows); t++)
                 *(int64_t *)(void *)(job.own + t * p->own) = -1;
-            pool_run(pool, (job.panels + p->group - 1) / p->group * job.row_blocks, compute, &job);
+            /* with one block of rows: panels in twos, as many at once as a group has */
+            job.part_panels = job.row_blocks == 1 ? min_i64(2, p->group) : p->group;
+            int64_t parts = (job.panels + job.part_panels - 1) / job.part_panels * job.row_blocks;
+            pool_run_ranges(pool, parts, p->group / job.part_panels, compute, &job);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* The product turned around, for B whose columns are contiguous: weights as torch keeps them, [n, k]. C^T = B^T * A^T
- * uses B^T's rows as they lie, so weights need no packed copy; A^T, which is small, is packed by each thread into
- * panels of 16 of its rows. Each thread has a range of rows of C^T, and makes it in blocks, each of which is turned
- * back when it is finished. Rows of B^T that would push each other out of the cache are copied, tile by tile. Sums have
+ * uses B^T's rows as they lie, so weights need no packed copy; A^T, which is small, is packed into panels of 16 of its
+ * rows, by each thread those that it needs. A thread makes a block of rows of C^T at a time, which is turned back when
+ * it is finished. Rows of B^T that would push each other out of the cache are copied, tile by tile. Sums have
  * the same order as in gemm.c, so the bits are equal. Up to 6 rows of A: dot products, which read B once at full speed.
  * gemm_bf16.c comes here with pairs of numbers for elements. */
 #include "cpu/gemm.h"
@@ -9,12 +9,15 @@
 #include <string.h>
 
 enum {
-    LEAST_ROWS = 24,
-    EVEN_ROWS = 48,    /* a multiple of it where there are enough: each block of panels is read for four tiles */
-    MOST_ROWS = 96,    /* of B^T in a part */
+    PART_ROWS = 24,    /* of B^T: what tiles and transposition by 8 fill */
+    MOST_ROWS = 96,    /* of parts that a thread takes at once */
     GROUP_PANELS = 16, /* panels of A^T in a part, and packed at once; with GEMM_BLOCK_K 192 KB for the L2 */
     LEAST_PANELS = 8,  /* but fewer, down to these, where they would have more than A_FLOATS */
-    STEADY_PANELS = 4, /* up to here B^T is asked for while tiles are made, not between them */
+    SHARE_PANELS = 4,  /* each thread gets panels of its own where they are so many, and B^T, which all read then, is */
+    SHARE_ROWS = 4,    /* not longer than A by this, or A has */
+    SHARE_TALL = 256,  /* so many rows, */
+    SHARE_FLOATS = 4 << 20, /* and the last cache holds it */
+    STEADY_PANELS = 4,      /* up to here B^T is asked for while tiles are made, not between them */
     A_FLOATS = 512 << 10,
     LOCAL_FLOATS = 256 << 10,
     OWN_FLOATS = 16,                /* before what a thread has: the group that its panels are of */
@@ -27,15 +30,23 @@ typedef struct Plan {
     bool local, few;
 } Plan;
 
-static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
+/* Panels of A^T that a thread packs at once. */
+static int64_t group_of(int64_t panels, int64_t m, int64_t n, int64_t k, int threads) {
+    int64_t most = min_i64(GROUP_PANELS, max_i64(LEAST_PANELS, A_FLOATS / (GEMM_COLS * max_i64(k, 1))));
+    int64_t groups = (panels + most - 1) / most;
+    bool shared = (n <= SHARE_ROWS * m || m >= SHARE_TALL) && n * k <= SHARE_FLOATS;
+    if (shared) groups = max_i64(groups, min_i64(round_up(groups, threads), panels / SHARE_PANELS));
+    return min_i64(panels, round_up((panels + groups - 1) / groups, 2));
+}
+
+static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k, int threads) {
     Plan p;
-    int64_t panels = max_i64(1, gemm_panels(m)), depth = max_i64(k, 1);
+    int64_t panels = max_i64(1, gemm_panels(m));
     p.few = m <= GEMM_ROWS;
     p.local = batch > 1 && (m + n) * k <= LOCAL_FLOATS;
-    /* some 32 to 48 parts, of rows that tiles and transposition by 8 fill; fewer and longer where memory streams */
-    int64_t even = p.few ? round_up((n + 15) / 16, GEMM_ROWS) : round_up((n + 47) / 48, EVEN_ROWS);
-    p.block_rows = min_i64(MOST_ROWS, max_i64(LEAST_ROWS, even));
-    p.group = min_i64(panels, min_i64(GROUP_PANELS, max_i64(LEAST_PANELS, A_FLOATS / (GEMM_COLS * depth))));
+    /* few: some 16 parts, fewer and longer ones where memory streams */
+    p.block_rows = p.few ? min_i64(MOST_ROWS, max_i64(PART_ROWS, round_up((n + 15) / 16, GEMM_ROWS))) : MOST_ROWS;
+    p.group = group_of(panels, m, n, k, p.local ? 1 : threads);
     p.a_floats = round_up(p.few ? m * k : p.group * GEMM_COLS * k, 16);
     p.b_floats = p.block_rows * ROW_FLOATS;
     /* C^T, and a panel of it turned back */
@@ -45,7 +56,7 @@ static Plan make_plan(int64_t batch, int64_t m, int64_t n, int64_t k) {
 }
 
 int64_t gemm_turned_scratch(int64_t batch, int64_t m, int64_t n, int64_t k, int threads) {
-    Plan p = make_plan(batch, m, n, k);
+    Plan p = make_plan(batch, m, n, k, threads);
     int64_t shared = p.few ? p.a_floats : 0;
     return (p.local ? (shared + p.own) * threads : shared + p.own * threads) * (int64_t)sizeof(float);
 }
@@ -65,10 +76,10 @@ typedef struct Job {
     const Plan *p;
     const Ending *ending; /* NULL: few rows */
     int64_t batch;
-    GemmOperand a;                                /* A^T, k x m */
-    const void *b;                                /* rows of B^T, g->b.col apart */
-    float *x, *own;                               /* few rows: A; the threads' memory */
-    int64_t row_blocks, range_rows, range_blocks; /* in all; of a range: one for each thread */
+    GemmOperand a;     /* A^T, k x m */
+    const void *b;     /* rows of B^T, g->b.col apart */
+    float *x, *own;    /* few rows: A; the threads' memory */
+    int64_t row_parts; /* of a group of panels */
 } Job;
 
 /* Panels of a group, [block of k][panel][k][16]. Each thread makes them for itself, with its first part of the group:
@@ -188,34 +199,15 @@ static void prefetch_rows(const GemmAhead *ahead, int64_t depth) {
         for (int64_t k = 0; k < depth; k += 16) __builtin_prefetch(ahead->at + i * ahead->row + k, 0, 2);
 }
 
-/* The block of B^T that a part multiplies. */
-typedef struct Block {
-    int64_t row, rows, panel, panels;
-} Block;
-
-/* Parts of a group of panels: each thread's range of rows in blocks. */
-static Block find_block(const Job *job, int64_t part) {
-    const Gemm *g = job->g;
-    int64_t at = part % job->row_blocks, range = at / job->range_blocks, of = at % job->range_blocks;
-    int64_t row = range * job->range_rows + of * job->p->block_rows;
-    int64_t end = min_i64(g->n, (range + 1) * job->range_rows), panel = part / job->row_blocks * job->p->group;
-    return (Block){row, min_i64(job->p->block_rows, end - row), panel,
-                   min_i64(job->p->group, gemm_panels(g->m) - panel)};
-}
-
-/* Rows of a block of B^T against a group of panels. */
-static void compute(void *arg, int64_t part, int thread) {
-    const Job *job = arg;
+/* Rows of B^T against a group of panels. */
+static void compute_block(const Job *job, int64_t row, int64_t rows, int64_t panel, int thread) {
     const Gemm *g = job->g;
     const Plan *p = job->p;
     const GemmKernels *kernels = g->finish->kernels;
     const GemmBf16 *bf16 = g->pairs ? gemm_bf16() : NULL;
     GemmPair *pair = bf16 ? bf16->pair : gemm_pair();
     GemmPairRows *pair_rows = bf16 ? bf16->rows : gemm_pair_rows();
-    Block block = find_block(job, part);
-    int64_t row = block.row, rows = block.rows, panel = block.panel, panels = block.panels;
-    if (rows <= 0) return; /* the last range may be shorter */
-    int64_t width = panels * GEMM_COLS, b_row;
+    int64_t panels = min_i64(p->group, gemm_panels(g->m) - panel), width = panels * GEMM_COLS, b_row;
     float *own = job->own + thread * p->own, *c = own + OWN_FLOATS, *wide = c + p->c_floats;
     const float *packed = panels_of_a(job, panel, panels, own);
     int64_t together = pair ? 2 : 1; /* panels of a tile */
@@ -270,6 +262,17 @@ static void compute(void *arg, int64_t part, int thread) {
     finish_panels(job, row, rows, panel, panels, c, c + p->block_rows * p->group * GEMM_COLS);
 }
 
+/* Parts are PART_ROWS rows of a group of panels, group after group. */
+static void compute(void *arg, int64_t first, int64_t count, int thread) {
+    const Job *job = arg;
+    for (int64_t end = first + count, next; first < end; first = next) {
+        int64_t group = first / job->row_parts, row = first % job->row_parts * PART_ROWS;
+        next = min_i64(end, (group + 1) * job->row_parts);
+        int64_t rows = min_i64((next - first) * PART_ROWS, job->g->n - row);
+        compute_block(job, row, rows, group * job->p->group, thread);
+    }
+}
+
 static void compute_few(void *arg, int64_t part, int thread) {
     const Job *job = arg;
     const Gemm *g = job->g;
@@ -302,14 +305,12 @@ static void read_row(const GemmOperand *a, int64_t row, int64_t k, const GemmKer
     }
 }
 
-static Job make_job(const Gemm *g, const Plan *p, int64_t batch, int threads, float *scratch) {
+static Job make_job(const Gemm *g, const Plan *p, int64_t batch, float *scratch) {
     Job job = {.g = g, .p = p, .batch = batch, .x = scratch, .own = scratch + (p->few ? p->a_floats : 0)};
     job.a = (GemmOperand){gemm_element(&g->a, gemm_offset(g, g->a_batch, batch)), g->a.dtype, g->a.col, g->a.row};
     job.b = gemm_element(&g->b, gemm_offset(g, g->b_batch, batch));
-    int64_t ranges = p->few ? 1 : min_i64(threads, (g->n + LEAST_ROWS - 1) / LEAST_ROWS);
-    job.range_rows = ranges > 1 ? round_up((g->n + ranges - 1) / ranges, GEMM_COLS) : g->n;
-    job.range_blocks = (job.range_rows + p->block_rows - 1) / p->block_rows;
-    job.row_blocks = ranges * job.range_blocks;
+    int64_t part_rows = p->few ? p->block_rows : PART_ROWS;
+    job.row_parts = (g->n + part_rows - 1) / part_rows;
     for (int64_t i = 0; p->few && i < g->m; i++) read_row(&job.a, i, g->k, g->finish->kernels, scratch + i * g->k);
     return job;
 }
@@ -324,19 +325,20 @@ static void run_one(const Gemm *g, const void *arg, int64_t batch, Pool *pool, f
     const Common *common = arg;
     const Plan *p = &common->plan;
     if (gemm_is_small(g, 1)) pool = NULL;
-    Job job = make_job(g, p, batch, pool_threads(pool), scratch);
+    Job job = make_job(g, p, batch, scratch);
     if (p->few) {
-        pool_run(pool, job.row_blocks, compute_few, &job);
+        pool_run(pool, job.row_parts, compute_few, &job);
         return;
     }
     job.ending = &common->ending;
     for (int t = 0; t < pool_threads(pool); t++) *(int64_t *)(void *)(job.own + t * p->own) = -1;
-    pool_run(pool, (gemm_panels(g->m) + p->group - 1) / p->group * job.row_blocks, compute, &job);
+    int64_t groups = (gemm_panels(g->m) + p->group - 1) / p->group;
+    pool_run_ranges(pool, groups * job.row_parts, MOST_ROWS / PART_ROWS, compute, &job);
 }
 
 void gemm_turned_run(const Gemm *g, Pool *pool, void *scratch) {
     Common common;
-    common.plan = make_plan(g->batch, g->m, g->n, g->k);
+    common.plan = make_plan(g->batch, g->m, g->n, g->k, pool_threads(pool));
     const Plan *p = &common.plan;
     if (!p->few) common.ending = find_ending(g->finish);
     gemm_run_batch(g, run_one, &common, p->local ? p->own + (p->few ? p->a_floats : 0) : 0, pool, scratch);
@@ -351,13 +353,13 @@ struct GemmFew {
 int64_t gemm_turned_few_bytes(void) { return round_up((int64_t)sizeof(GemmFew), 64); }
 
 int64_t gemm_turned_columns(int64_t m, int64_t n) {
-    return m >= 1 && m <= GEMM_ROWS && n >= 1 ? make_plan(1, m, n, 1).block_rows : 0;
+    return m >= 1 && m <= GEMM_ROWS && n >= 1 ? make_plan(1, m, n, 1, 1).block_rows : 0;
 }
 
 void gemm_turned_split(const Gemm *g, GemmFew *few, void *scratch, KernelParts *parts) {
-    few->plan = make_plan(1, g->m, g->n, g->k);
-    few->job = make_job(g, &few->plan, 0, 1, scratch);
-    *parts = (KernelParts){.count = few->job.row_blocks,
+    few->plan = make_plan(1, g->m, g->n, g->k, 1);
+    few->job = make_job(g, &few->plan, 0, scratch);
+    *parts = (KernelParts){.count = few->job.row_parts,
                            .work = g->m * g->n * g->k,
                            .body = compute_few,
                            .arg = &few->job,

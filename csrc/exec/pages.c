@@ -6,6 +6,7 @@
  * at most moved too. */
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@
 #define MADV_COLLAPSE 25
 #endif
 
-enum { LEAST_BYTES = 16 << 20, HUGE_PAGES_AT_ONCE = 4 };
+enum { LEAST_BYTES = 16 << 20, HUGE_PAGES_AT_ONCE = 4, JOINED_GAP = 64 << 10 };
 
 static void *move_pages(void *arg) {
     Pages *pages = arg;
@@ -31,7 +32,7 @@ static void *move_pages(void *arg) {
 }
 
 /* The weight of a task that reads it once for a few rows, or a part of each of its rows at a time (transformers'
- * Conv1D), without the ends that fill no huge page. */
+ * Conv1D). */
 static PageSpan span_of(const Executor *e, const Task *task) {
     const Tensor *weight = &e->args[task->first_arg + 1];
     if (task->kind != TASK_KERNEL || !task->kernel->columns || task->n_in < 2 || task->in[1] == REG_NONE ||
@@ -40,21 +41,49 @@ static PageSpan span_of(const Executor *e, const Task *task) {
     /* the dimension that is outermost in memory; packed weights are not read */
     int rows = weight->rank == 2 && weight->strides[0] == 1 && weight->dtype == DTYPE_F32 && !task->prepared ? 1 : 0;
     if (rows == 0 && task->kernel->columns(e->ir->graph, task->node) == 0) return (PageSpan){0, 0};
-    return huge_pages_within(weight->data,
-                             (size_t)(weight->shape[rows] * weight->strides[rows]) * dtype_size(weight->dtype));
+    uintptr_t at = (uintptr_t)weight->data;
+    return (PageSpan){at, at + (size_t)(weight->shape[rows] * weight->strides[rows]) * dtype_size(weight->dtype)};
+}
+
+static int compare_spans(const void *a, const void *b) {
+    uintptr_t x = ((const PageSpan *)a)->begin, y = ((const PageSpan *)b)->begin;
+    return (x > y) - (x < y);
+}
+
+/* Joins weights that lie beside each other, as an allocator lays them: a huge page may hold the end of one and the
+ * beginning of the next. What remains are whole huge pages; returns their bytes. */
+static size_t join_spans(Pages *pages) {
+    uint32_t joined = 0;
+    size_t all = 0;
+    qsort(pages->spans, pages->n_spans, sizeof *pages->spans, compare_spans);
+    for (uint32_t s = 0; s < pages->n_spans; s++) {
+        const PageSpan next = pages->spans[s];
+        PageSpan *last = joined ? &pages->spans[joined - 1] : NULL;
+        if (!last || next.begin > last->end + JOINED_GAP)
+            pages->spans[joined++] = next;
+        else if (next.end > last->end)
+            last->end = next.end;
+    }
+    pages->n_spans = 0;
+    for (uint32_t s = 0; s < joined; s++) {
+        const PageSpan whole =
+            huge_pages_within((void *)pages->spans[s].begin, pages->spans[s].end - pages->spans[s].begin);
+        if (whole.begin >= whole.end) continue;
+        all += whole.end - whole.begin;
+        pages->spans[pages->n_spans++] = whole;
+    }
+    return all;
 }
 
 Code pages_start(Context *ctx, Executor *e) {
     Pages *pages = &e->pages;
-    uintptr_t all = 0;
     TRY(ARENA_NEW(ctx, &e->memory, e->n_tasks, &pages->spans));
     for (uint32_t t = 0; t < e->n_tasks; t++) {
         PageSpan span = span_of(e, &e->tasks[t]);
         if (span.begin >= span.end) continue;
-        all += span.end - span.begin;
         pages->spans[pages->n_spans++] = span;
     }
-    if (all < LEAST_BYTES) return CODE_OK;
+    if (join_spans(pages) < LEAST_BYTES) return CODE_OK;
     sigset_t every, old; /* signals are for the caller's threads */
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &old);

@@ -4,8 +4,8 @@
  * longer one, then sleep.
  *
  * Each thread has a range of neighbouring parts, which it takes from the front, so that a kernel can fetch what its
- * next part will read and successive kernels find their rows in the same core's cache. Who is done takes the last part
- * of the longest range that is left. */
+ * next part will read and successive kernels find their rows in the same core's cache. Who is done takes the last parts
+ * of the longest range that is left. Where several are taken at once, it is at most half of what the range has left. */
 #include "exec/pool.h"
 
 #include <pthread.h>
@@ -40,9 +40,10 @@ struct Pool {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     atomic_int sleepers;
-    PoolBody body;
+    PoolRange body;
     void *arg;
-    int64_t parts, unit; /* unit: parts that are taken together, 1 but for numbers beyond 32 bits */
+    int64_t parts, most; /* most: of a call of the body */
+    int64_t unit;        /* parts that are taken together, 1 but for numbers beyond 32 bits */
     Range *ranges;       /* of each thread */
     _Alignas(64) _Atomic uint64_t state;
 };
@@ -97,36 +98,52 @@ static uint32_t range_size(uint64_t left) {
     return first < end ? end - first : 0;
 }
 
-/* The first unit of a range, or the last; -1: none is left. */
-static int64_t take_unit(Range *range, bool last) {
+typedef struct Units {
+    int64_t first, count; /* count 0: none is left */
+} Units;
+
+/* Of a range, the first ones or the last. */
+static Units take_units(Range *range, uint32_t most, bool last) {
     uint64_t left = atomic_load(&range->left);
-    while (range_size(left) > 0) {
-        uint64_t less = last ? left - (UINT64_C(1) << 32) : left + 1;
+    for (uint32_t size; (size = range_size(left)) > 0;) {
+        uint64_t count = size / 2 < 1 ? 1 : size / 2 < most ? size / 2 : most;
+        uint64_t less = last ? left - (count << 32) : left + count;
         if (atomic_compare_exchange_weak(&range->left, &left, less))
-            return last ? (int64_t)(less >> 32) : (int64_t)(uint32_t)left;
+            return (Units){last ? (int64_t)(less >> 32) : (int64_t)(uint32_t)left, (int64_t)count};
     }
-    return -1;
+    return (Units){0, 0};
 }
 
-static int64_t next_unit(Pool *pool, int thread) {
-    int64_t unit = take_unit(&pool->ranges[thread], false);
-    while (unit < 0) {
+static Units next_units(Pool *pool, int thread) {
+    uint32_t at_once = pool->most / pool->unit < 1            ? 1
+                       : pool->most / pool->unit < UINT32_MAX ? (uint32_t)(pool->most / pool->unit)
+                                                              : UINT32_MAX;
+    Units units = take_units(&pool->ranges[thread], at_once, false);
+    while (units.count == 0) {
         uint32_t most = 0;
         Range *longest = NULL;
         for (int t = 0; t < pool->threads; t++) {
             uint32_t size = range_size(atomic_load(&pool->ranges[t].left));
             if (size > most) most = size, longest = &pool->ranges[t];
         }
-        if (!longest) return -1;
-        unit = take_unit(longest, true);
+        if (!longest) break;
+        units = take_units(longest, at_once, true);
     }
-    return unit;
+    return units;
+}
+
+static void run_parts(int64_t first, int64_t end, int64_t most, PoolRange body, void *arg, int thread) {
+    for (int64_t count; first < end; first += count) {
+        count = end - first < most ? end - first : most;
+        body(arg, first, count, thread);
+    }
 }
 
 static void take_parts(Pool *pool, int thread) {
-    for (int64_t unit; (unit = next_unit(pool, thread)) >= 0;) {
-        int64_t part = unit * pool->unit, end = part + pool->unit < pool->parts ? part + pool->unit : pool->parts;
-        for (; part < end; part++) pool->body(pool->arg, part, thread);
+    for (Units units; (units = next_units(pool, thread)).count > 0;) {
+        int64_t end = (units.first + units.count) * pool->unit;
+        run_parts(units.first * pool->unit, end < pool->parts ? end : pool->parts, pool->most, pool->body, pool->arg,
+                  thread);
     }
 }
 
@@ -213,15 +230,16 @@ static void start_workers(Pool *pool) {
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
-void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg) {
+void pool_run_ranges(Pool *pool, int64_t parts, int64_t most, PoolRange body, void *arg) {
     bool alone = !pool || pool->threads == 1 || parts <= 1;
     if (!alone && pool->process != getpid()) start_workers(pool);
     if (alone || pool->n_workers == 0) {
-        for (int64_t part = 0; part < parts; part++) body(arg, part, 0);
+        run_parts(0, parts, most, body, arg, 0);
         return;
     }
     pool->body = body;
     pool->arg = arg;
+    pool->most = most;
     share_out(pool, parts);
     uint64_t generation = (atomic_load(&pool->state) >> GENERATION_SHIFT) + 1;
     atomic_store(&pool->state, generation << GENERATION_SHIFT | STATE_OPEN);
@@ -234,6 +252,22 @@ void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg) {
         else
             relax();
     }
+}
+
+/* Parts one by one. */
+typedef struct Single {
+    PoolBody body;
+    void *arg;
+} Single;
+
+static void run_single(void *arg, int64_t first, int64_t count, int thread) {
+    const Single *single = arg;
+    for (int64_t part = first; part < first + count; part++) single->body(single->arg, part, thread);
+}
+
+void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg) {
+    Single single = {body, arg};
+    pool_run_ranges(pool, parts, 1, run_single, &single);
 }
 
 void pool_destroy(Pool *pool) {

@@ -18,5 +18,9 @@ void pool_leave(Pool *pool);
  * here with thread 0. */
 typedef void (*PoolBody)(void *arg, int64_t part, int thread);
 void pool_run(Pool *pool, int64_t parts, PoolBody body, void *arg);
+/* The same for a body that takes `count` parts from `first` on at once: at most `most`, and fewer towards the end, so
+ * that no thread waits long for another's last ones. */
+typedef void (*PoolRange)(void *arg, int64_t first, int64_t count, int thread);
+void pool_run_ranges(Pool *pool, int64_t parts, int64_t most, PoolRange body, void *arg);
 
 #endif

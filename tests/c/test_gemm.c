@@ -152,6 +152,9 @@ static void test_product(void) {
             (b_turned ? gemm_turned_run : gemm_run)(&gemm, pool, scratch);
             if (pool) pool_leave(pool);
             CHECK(memcmp(out[0], out[run], (size_t)(batch * m * n) * sizeof(float)) == 0);
+            memset(out[run], 0, (size_t)(batch * m * n) * sizeof(float)); /* alone, with the scratch for many */
+            (b_turned ? gemm_turned_run : gemm_run)(&gemm, NULL, scratch);
+            CHECK(memcmp(out[0], out[run], (size_t)(batch * m * n) * sizeof(float)) == 0);
         }
         int bad = 0;
         for (int64_t i = 0; i < batch * m * n; i += 1 + below(batch * m * n / 200 + 1)) {

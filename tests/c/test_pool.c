@@ -1,4 +1,5 @@
-/* The thread pool: every part runs once, with thread numbers in range; sleeping and waking; two callers; fork(). */
+/* The thread pool: every part runs once, alone or several at once, with thread numbers in range; sleeping and waking;
+ * two callers; fork(). */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,11 +18,56 @@ static void count_part(void *arg, int64_t part, int thread) {
     atomic_fetch_add(&seen[part], 1);
 }
 
+static int64_t most; /* parts at once */
+
+static void count_parts(void *arg, int64_t first, int64_t count, int thread) {
+    if (count < 1 || count > most) atomic_fetch_add(&wrong, 1);
+    for (int64_t part = first; part < first + count; part++) count_part(arg, part, thread);
+}
+
 static void run_and_check(Pool *pool, int64_t parts, int threads) {
-    for (int i = 0; i < PARTS; i++) atomic_store(&seen[i], 0);
-    pool_run(pool, parts, count_part, &threads);
-    for (int i = 0; i < PARTS; i++) CHECK_EQUAL(atomic_load(&seen[i]), i < parts);
-    CHECK_EQUAL(atomic_load(&wrong), 0);
+    for (most = 0; most < 6; most++) { /* 0: one by one, by pool_run */
+        for (int i = 0; i < PARTS; i++) atomic_store(&seen[i], 0);
+        if (most == 0)
+            pool_run(pool, parts, count_part, &threads);
+        else
+            pool_run_ranges(pool, parts, most, count_parts, &threads);
+        for (int i = 0; i < PARTS; i++) CHECK_EQUAL(atomic_load(&seen[i]), i < parts);
+        CHECK_EQUAL(atomic_load(&wrong), 0);
+    }
+}
+
+/* Whole runs at first, single parts at the end of each range, so that threads end together. */
+typedef struct Runs {
+    int64_t count[PARTS];
+    int n;
+} Runs;
+
+static void note_run(void *arg, int64_t first, int64_t count, int thread) {
+    Runs *runs = &((Runs *)arg)[thread];
+    (void)first;
+    runs->count[runs->n++] = count;
+}
+
+static void test_runs_become_short(void) {
+    Pool *pool;
+    Runs *runs = calloc(2, sizeof *runs);
+    CHECK_OK(&ctx, pool_create(&ctx, 2, &pool));
+    CHECK(runs && pool_enter(pool));
+    pool_run_ranges(pool, 40, 4, note_run, runs);
+    int64_t longest = 0, parts = 0, singles = 0;
+    for (int t = 0; t < 2; t++)
+        for (int i = 0; i < runs[t].n; i++) {
+            parts += runs[t].count[i];
+            singles += runs[t].count[i] == 1;
+            if (runs[t].count[i] > longest) longest = runs[t].count[i];
+        }
+    CHECK_EQUAL(parts, 40);
+    CHECK_EQUAL(longest, 4);
+    CHECK(singles >= 2 && singles <= 8);
+    pool_leave(pool);
+    pool_destroy(pool);
+    free(runs);
 }
 
 static void test_parts(void) {
@@ -126,6 +172,7 @@ static void test_fork(void) {
 int main(void) {
     context_init(&ctx);
     test_parts();
+    test_runs_become_short();
     test_many_short_runs();
     test_callers();
     test_fork();
