@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 import warnings
@@ -183,9 +182,7 @@ def _options(
             raise ValueError(f'unknown pass {name.strip()!r}; known are {", ".join(known)} (or "default", "none")')
     if not isinstance(alpha, (int, float)) or not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must be a number in [0, 1], given {alpha!r}")
-    threads = torch.get_num_threads() if threads is None else operator.index(threads)
-    if threads < 1:
-        raise ValueError(f"num_threads must be positive, given {threads}")
+    threads = torch.get_num_threads() if threads is None else npu.threads(threads)
     flags = bool(autotune), bool(strict)
     return Options(choice, not why_not, why_not, passes, float(alpha), *flags, threads, bool(pack), bool(schedule))
 

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import math
+import operator
 import os
 import queue
 import re
@@ -100,6 +101,17 @@ class Choice:
 def host_precision(choice: Choice) -> str:
     """As `_core.compile` wants it: what products on the host compute with."""
     return choice.precision if choice.npu is None else "fp32"
+
+
+def threads(number: Any) -> int:
+    """`num_threads` of the host, checked."""
+    try:
+        count = operator.index(number)
+    except TypeError:
+        raise TypeError(f"num_threads: expected a whole number, given {number!r}") from None
+    if not 1 <= count <= 1024:
+        raise ValueError(f"num_threads must be from 1 to 1024, given {count}")
+    return count
 
 
 def has_bf16() -> bool:
