@@ -54,7 +54,7 @@ class CompiledModel:
         self._options = options
         self._signature = captured.signature
         self._lock = threading.RLock()
-        self._warned_grad = False
+        self._warned_grad = self._warned_mode = False
         self._adapters: Adapters | None = None
         self._read_inputs(captured)
         written = {w.writes for w in captured.writes}
@@ -164,6 +164,14 @@ class CompiledModel:
             self._warn_grad(leaves)
         if self._structure.changed():
             raise RuntimeError("a submodule was replaced, added or removed after compiling; compile the model again")
+        if not self._warned_mode and (mode := self._structure.other_mode()):
+            self._warned_mode = True
+            warnings.warn(
+                f"the model, or a part of it, was put into {mode} mode after compiling: the compiled model goes on as "
+                "it was compiled; compile it again",
+                UserWarning,
+                stacklevel=3,
+            )
         if self._structure.untied():
             raise RuntimeError("weights that were tied are not any more; compile the model again")
         if self._watcher.changed():
