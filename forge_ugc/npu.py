@@ -194,7 +194,19 @@ def _auto(precision: str, settings: dict[str, Any]) -> Choice:
         return Choice("cpu", "cpu", "fp32", f"no usable NPU ({error.reason}): {first_line(error)}", None)
 
 
+def _check_environment() -> None:
+    """ValueError for what C would not understand, and take its default for."""
+    for name, pattern, what in (
+        ("FORGE_CACHE_BYTES", r"\d{1,19}", "a number of bytes"),
+        ("FORGE_NPU_TIMEOUT_S", r"(?=.*[1-9])(\d+\.?\d*|\.\d+)", "a number of seconds above 0"),
+    ):
+        given = os.environ.get(name, "")
+        if given and not re.fullmatch(pattern, given, re.ASCII):
+            raise ValueError(f"the environment's {name} must be {what}, in digits; it is {given!r}")
+
+
 def _dispatched(facts: dict[str, Any], settings: dict[str, Any]) -> Choice:
+    _check_environment()
     npu = NpuSettings(**settings)
     name = facts["device_name"] or "an NPU"
     if facts["target"] not in name:
@@ -243,7 +255,7 @@ def cache_dir() -> Path:
     """Where compiled graphs are kept: FORGE_CACHE_DIR, else forge-ugc in the user's cache directory."""
     given = os.environ.get("FORGE_CACHE_DIR")
     if given:
-        return Path(given)
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge-ugc"
 
 

@@ -460,6 +460,9 @@ def test_bisect_names_no_pass_for_a_right_pipeline_and_testing_finds_a_wrong_mod
         ({"num_threads": 0}, "num_threads must be from 1 to 1024, given 0"),
         ({"num_threads": 10**30}, "num_threads must be from 1 to 1024"),
         ({"num_threads": 1.5}, "num_threads: expected a whole number, given 1.5"),
+        ({"pack": "no"}, "pack: expected True or False, given 'no'"),
+        ({"strict": None}, "strict: expected True or False"),
+        ({"dynamic_shapes": 3}, "dynamic_shapes: expected a dict or tuple"),
         ({"capture": "slow"}, "unknown capture 'slow'"),
     ],
 )
