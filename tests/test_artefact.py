@@ -332,6 +332,21 @@ def test_format(tmp_path: Path) -> None:
     forge_ugc.load(path, verify=True)
 
 
+def test_links_and_devices(tmp_path: Path) -> None:
+    """A link leads to the new file; what is no file is not replaced by one."""
+    compiled, target, link = forge_ugc.compile(mlp(), torch.randn(3, 24)), tmp_path / "m.forge", tmp_path / "link"
+    target.write_text("before")
+    link.symlink_to(target)
+    compiled.save(link)
+    assert link.is_symlink() and forge_ugc.load(target).manifest["model"] == "Sequential"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "to_pipe"):
+        with pytest.raises(OSError, match="no plain file"):
+            compiled.save(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_what_cannot_be_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.forge"
     model = transformers.AutoModelForCausalLM.from_pretrained("examples/small_gpt2").eval()
