@@ -101,7 +101,10 @@ def buffer_of(value: Any, path: str) -> Buffer:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout is not torch.strided:
-            raise TypeError(f"input {path}: expected a dense tensor on the cpu, given one on {value.device}")
+            layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
+            raise TypeError(f"input {path}: expected a dense tensor on the cpu, given one on {value.device}{layout}")
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise TypeError(f"input {path}: a tensor of a torch.func transform (vmap, grad, jvp) has no memory to read")
         return Buffer(value, torch, _OF_TORCH.get(str(value.dtype).removeprefix("torch."), ""), tuple(value.shape))
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__dlpack__"):

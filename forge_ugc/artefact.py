@@ -114,10 +114,14 @@ def write(
     `blobs(put)` calls put(key, bytes) for each compiled graph, and may change the manifest, which is written after.
     """
     target = Path(path)
+    if target.is_symlink():  # what it leads to is replaced, as open() would write that
+        target = target.resolve()
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder to save into", str(target.parent))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder, not a file to save into", str(target))
+    if target.exists() and not target.is_file():  # /dev/null would be gone
+        raise OSError(errno.EINVAL, "no plain file, which saving would replace", str(target))
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

@@ -356,7 +356,8 @@ def _run(options: argparse.Namespace) -> int:
     ready = _open(options)
     opened = ready.opened
     start = time.perf_counter()
-    outputs = named_outputs(opened.call(ready.model))
+    kinds = ready.model.result_types() if opened.kind == "artefact" else None
+    outputs = named_outputs(opened.call(ready.model), kinds)
     ms = (time.perf_counter() - start) * 1e3
     if not outputs:
         raise Refused("the model returns no tensor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
 import os
 import time
 import warnings
@@ -112,6 +112,11 @@ def compile(
     }
     choice = npu.choose(str(device), precision, fold, npu_options)
     options = _options(choice, passes, alpha, autotune, strict, num_threads, pack, schedule)
+    if isinstance(dynamic_shapes, (int, float, str, torch.export.Dim)):
+        raise TypeError(
+            "dynamic_shapes: expected a dict or tuple that says which sizes of which input are open, as in "
+            f'{{"x": {{0: torch.export.Dim("batch")}}}}, given {dynamic_shapes!r}'
+        )
     if capture not in ("auto", "export"):
         raise ValueError(f'unknown capture {capture!r}; use "auto" or "export"')
     args, kwargs = _arguments(example_inputs, example_kwargs)
@@ -183,9 +188,10 @@ def _options(
             raise ValueError(f'unknown pass {name.strip()!r}; known are {", ".join(known)} (or "default", "none")')
     if not isinstance(alpha, (int, float)) or not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must be a number in [0, 1], given {alpha!r}")
-    threads = torch.get_num_threads() if threads is None else operator.index(threads)
-    if threads < 1:
-        raise ValueError(f"num_threads must be positive, given {threads}")
+    for name, flag in (("autotune", autotune), ("strict", strict), ("pack", pack), ("schedule", schedule)):
+        if not isinstance(flag, (bool, int, np.bool_)):  # "no" would be True
+            raise TypeError(f"{name}: expected True or False, given {flag!r}")
+    threads = torch.get_num_threads() if threads is None else npu.threads(threads)
     flags = bool(autotune), bool(strict)
     return Options(choice, not why_not, why_not, passes, float(alpha), *flags, threads, bool(pack), bool(schedule))
 
@@ -297,17 +303,29 @@ def _warn_fallbacks(fallbacks: list[dict[str, Any]]) -> None:
         warnings.warn(f"these operators run through torch: {rows}", FallbackWarning, stacklevel=3)
 
 
+_dumps: dict[str, itertools.count[int]] = {}  # how many there were, by folder; `next` and `setdefault` are atomic
+
+
 def dump(compiled: CompiledModel, directory: str) -> None:
-    """Writes every stage's text and the report into `directory` (FORGE_DUMP)."""
-    os.makedirs(directory, exist_ok=True)
+    """Writes every stage's text and the report into `directory` (FORGE_DUMP); of further compilations of this process
+    into folders "2", "3", ... of it."""
+    number = next(_dumps.setdefault(os.path.abspath(directory), itertools.count(1)))
+    if number > 1:
+        directory = os.path.join(directory, str(number))
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"FORGE_DUMP names no folder to write into: {error.strerror}", directory
+        ) from None
     names = [p["name"] for p in compiled.report["passes"]]
     runs = [f"after:{name}#{names[: i + 1].count(name)}" for i, name in enumerate(names)]
     stages = ["aten", "capture", *runs, "final", "npuir", "schedule"]
     for number, stage in enumerate(stages):
         file_name = stage.removesuffix("#1").replace(":", "_").replace("#", "_")
-        with open(os.path.join(directory, f"{number:02}_{file_name}.txt"), "w") as file:
+        with open(os.path.join(directory, f"{number:02}_{file_name}.txt"), "w", encoding="utf-8") as file:
             file.write(compiled.ir(stage))
-    with open(os.path.join(directory, "report.md"), "w") as file:
+    with open(os.path.join(directory, "report.md"), "w", encoding="utf-8") as file:
         file.write(compiled.report.to_markdown())
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import npu
 from .adapters import Adapters
@@ -53,7 +54,7 @@ class CompiledModel:
         self._options = options
         self._signature = captured.signature
         self._lock = threading.RLock()
-        self._warned_grad = False
+        self._warned_grad = self._warned_mode = False
         self._adapters: Adapters | None = None
         self._read_inputs(captured)
         written = {w.writes for w in captured.writes}
@@ -150,6 +151,8 @@ class CompiledModel:
                 check_cache(container)
         else:
             leaves = self._signature.flatten(values)
+        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+            self._refuse_transforms(leaves)
         known, tensors = self._repeat, self._pick(leaves)
         repeat = None
         if known is not None and known.fits(tensors):
@@ -161,6 +164,14 @@ class CompiledModel:
             self._warn_grad(leaves)
         if self._structure.changed():
             raise RuntimeError("a submodule was replaced, added or removed after compiling; compile the model again")
+        if not self._warned_mode and (mode := self._structure.other_mode()):
+            self._warned_mode = True
+            warnings.warn(
+                f"the model, or a part of it, was put into {mode} mode after compiling: the compiled model goes on as "
+                "it was compiled; compile it again",
+                UserWarning,
+                stacklevel=3,
+            )
         if self._structure.untied():
             raise RuntimeError("weights that were tied are not any more; compile the model again")
         if self._watcher.changed():
@@ -183,6 +194,20 @@ class CompiledModel:
                 or t.layout is not torch.strided
             ):
                 self._reject(leaf, t, dtype, shape)
+
+    def _refuse_transforms(self, leaves: list[Any]) -> None:
+        """Raises for tensors that stand for others, which have no memory, and for those that carry a derivative."""
+        for leaf, _, _ in self._tensors:
+            t = leaves[leaf]
+            if not isinstance(t, torch.Tensor):
+                continue
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
+            if wrapped or forward_ad.unpack_dual(t).tangent is not None:
+                what = "belongs to a torch.func transform" if wrapped else "carries a forward-mode derivative"
+                raise TypeError(
+                    f"input {self._signature.paths[leaf]} {what} (vmap, grad, jvp): a compiled model takes plain "
+                    "tensors only. Compile a function that transforms the model, or use the model itself"
+                )
 
     def _check_constants(self, leaves: list[Any]) -> None:
         for leaf, expected in self._constants:

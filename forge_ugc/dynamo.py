@@ -200,7 +200,8 @@ def _obstacle(gm: torch.fx.GraphModule, example_inputs: Inputs) -> str:
             return "the graph calls modules (torch._dynamo.config.inline_inbuilt_nn_modules is off)"
         transform = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if transform.endswith("_increment_nesting") and "vmap" not in transform:
-            return f"it differentiates inside ({source_of(node.meta.get('stack_trace'))})"
+            where = source_of(node.meta.get("stack_trace"))
+            return "it differentiates inside" + (f" ({where})" if where else "")
     if _gives_grad(gm):
         return (
             "its outputs require grad (for inference, call the model under torch.no_grad() or torch.inference_mode()); "

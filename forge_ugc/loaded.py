@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +24,7 @@ from .memory import OutputMemory
 from .profile import Profile
 from .report import Report
 
-_REQUIRED = object()
+REQUIRED = object()  # of a leaf that is no constant
 
 
 class Outputs(OrderedDict[str, Any]):
@@ -77,7 +77,7 @@ def load(
     elif precision == "auto" and device != "cpu":
         precision = _npu_precision(artefact)
     choice = npu.choose(device, precision, fold, npu_options, kept=precision == kept)
-    return LoadedModel(artefact, choice, _threads() if num_threads is None else num_threads, npu_blobs)
+    return LoadedModel(artefact, choice, _threads() if num_threads is None else npu.threads(num_threads), npu_blobs)
 
 
 def unpickled(data: bytes, request: dict[str, Any], threads: int) -> LoadedModel:
@@ -137,9 +137,9 @@ class LoadedModel:
         manifest = self.manifest
         self._parameters = [(_text(p["name"]), p["structure"]) for p in manifest["parameters"]]
         self._positional = _number(manifest["positional"], len(self._parameters) + 1)
-        self._leaves: list[tuple[str, Any]] = []  # path, constant or _REQUIRED
+        self._leaves: list[tuple[str, Any]] = []  # path, constant or REQUIRED
         for leaf in manifest["leaves"]:
-            self._leaves.append((_text(leaf["path"]), leaf["value"] if "value" in leaf else _REQUIRED))
+            self._leaves.append((_text(leaf["path"]), leaf["value"] if "value" in leaf else REQUIRED))
         for _, structure in self._parameters:
             _visit(structure, _ARGUMENTS, {"leaf": len(self._leaves)})
         self._containers = sum(_count_containers(structure) for _, structure in self._parameters)
@@ -163,7 +163,7 @@ class LoadedModel:
         for (kind, which), (dtype, shape) in zip(program.sources, program.inputs, strict=True):
             if kind == "leaf":
                 _number(which, len(self._leaves))
-                if self._leaves[which][1] is not _REQUIRED:
+                if self._leaves[which][1] is not REQUIRED:
                     raise ArtefactError(f"{self._path}: input {self._leaves[which][0]} is a constant and a tensor")
             else:
                 array = self._state[which]
@@ -176,7 +176,7 @@ class LoadedModel:
         found: dict[str, list[int]] = {"leaf": [], "argument": []}
         below = {"leaf": len(program.outputs), "argument": len(self._leaves), "given": self._containers}
         _visit(self._outputs, _RESULTS, below, lambda kind, number: found.setdefault(kind, []).append(number))
-        if any(self._leaves[i][1] is not _REQUIRED for i in found["argument"]):
+        if any(self._leaves[i][1] is not REQUIRED for i in found["argument"]):
             raise ArtefactError(f"{self._path}: a result is an argument that is a constant")
         program.write_in_place(found["leaf"])
 
@@ -200,17 +200,21 @@ class LoadedModel:
             if name in given:
                 raise TypeError(f"argument {name!r} is given twice")
             given[name] = value
+        known = [name for name, _ in self._parameters]
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise TypeError(
+                f"input {unknown!r} was not part of the saved model's example inputs; those are {', '.join(known)}"
+            )
         leaves: list[Any] = [default for _, default in self._leaves]
         containers: list[Any] = []
         for name, structure in self._parameters:
             if name in given:
                 self._flatten(structure, given.pop(name), name, leaves, containers)
-            elif any(self._leaves[i][1] is _REQUIRED for i in _leaf_numbers(structure)):
+            elif any(self._leaves[i][1] is REQUIRED for i in _leaf_numbers(structure)):
                 raise TypeError(f"input {name!r} is missing")
             else:
                 containers += [None] * _count_containers(structure)
-        if given:
-            raise TypeError(f"input {next(iter(given))!r} was not part of the saved model's example inputs")
         return leaves, containers
 
     def _flatten(self, structure: Any, value: Any, path: str, leaves: list[Any], containers: list[Any]) -> None:
@@ -218,7 +222,7 @@ class LoadedModel:
             index = structure["leaf"]
             expected = self._leaves[index][1]
             same = type(value) is type(expected) and (value == expected or (value != value and expected != expected))
-            if expected is not _REQUIRED and not same:
+            if expected is not REQUIRED and not same:
                 raise TypeError(f"input {path}: saved for {expected!r}, given {value!r}")
             leaves[index] = value
             return
@@ -243,7 +247,7 @@ class LoadedModel:
     def _choose(self, leaves: list[Any]) -> tuple[_Program, dict[int, Buffer]]:
         """The program for these shapes, and the leaves as memory."""
         buffers = {
-            i: buffer_of(leaves[i], path) for i, (path, default) in enumerate(self._leaves) if default is _REQUIRED
+            i: buffer_of(leaves[i], path) for i, (path, default) in enumerate(self._leaves) if default is REQUIRED
         }
         for program in self._programs:
             if all(buffers[i].is_like(dtype, shape) for i, dtype, shape in program.leaves):
@@ -315,6 +319,16 @@ class LoadedModel:
         return results, outputs, written
 
     # --- looking inside -----------------------------------------------------------------------------------------------
+
+    def result_types(self) -> Any:
+        """The dtypes of the first program's results ("f32", "bf16"), in their structure; None for what is no array of
+        its own making."""
+        program = self._programs[0]
+        made: list[Any] = [dtype for dtype, _ in program.outputs]
+        given: list[Any] = [None] * len(self._leaves)
+        for leaf, dtype, _ in program.leaves:
+            given[leaf] = dtype
+        return _unflatten(self._outputs, made, given, [None] * self._containers)
 
     @property
     def device(self) -> str:
@@ -516,14 +530,15 @@ def _source(entry: dict[str, Any]) -> tuple[str, Any]:
 
 
 _ARGUMENTS = ("tuple", "list", "dict", "object", "leaf")
-_RESULTS = ("tuple", "list", "dict", "named", "leaf", "argument", "given", "value")
+_RESULTS = ("tuple", "list", "dict", "named", "namedtuple", "leaf", "argument", "given", "value")
+_PAIRS = ("dict", "named", "namedtuple", "object")  # kinds whose children have keys
 _NUMBERED = ("leaf", "argument", "given")  # kinds that say which: of the results, the arguments, the containers
 
 
 def _children(kind: str, below: Any) -> list[Any]:
     if kind in ("tuple", "list"):
         return list(below)
-    return [child for _, child in below] if kind in ("dict", "named", "object") else []
+    return [child for _, child in below] if kind in _PAIRS else []
 
 
 def _visit(
@@ -537,13 +552,21 @@ def _visit(
         number = _number(below, limits[kind])
         if see is not None:
             see(kind, number)
-    for key in [key for key, _ in below] if kind in ("dict", "named", "object") else ():
+    if kind == "namedtuple":
+        _namedtuple(*(_text(key) for key, _ in below))
+    for key in [key for key, _ in below] if kind in _PAIRS else ():
         if kind == "object":
             _check_steps(key)
         elif not isinstance(key, (str, int)):
             raise TypeError(f"a key {key!r}")
     for child in _children(kind, below):
         _visit(child, kinds, limits, see)
+
+
+@functools.lru_cache(maxsize=256)
+def _namedtuple(*fields: str) -> Any:
+    """A class of named tuples; ValueError if these are no names."""
+    return namedtuple("Outputs", fields)
 
 
 def _leaf_numbers(structure: Any) -> list[int]:
@@ -597,6 +620,8 @@ def _unflatten(structure: Any, results: list[Any], leaves: list[Any], containers
         return {key: value for (key, _), value in zip(below, made, strict=True)}
     if kind == "named":
         return Outputs((key, value) for (key, _), value in zip(below, made, strict=True))
+    if kind == "namedtuple":
+        return _namedtuple(*(key for key, _ in below))(*made)
     return tuple(made) if kind == "tuple" else made
 
 

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import math
+import operator
 import os
 import queue
 import re
@@ -102,6 +103,17 @@ def host_precision(choice: Choice) -> str:
     return choice.precision if choice.npu is None else "fp32"
 
 
+def threads(number: Any) -> int:
+    """`num_threads` of the host, checked."""
+    try:
+        count = operator.index(number)
+    except TypeError:
+        raise TypeError(f"num_threads: expected a whole number, given {number!r}") from None
+    if not 1 <= count <= 1024:
+        raise ValueError(f"num_threads must be from 1 to 1024, given {count}")
+    return count
+
+
 def has_bf16() -> bool:
     """Whether the processor has a unit for products of bf16."""
     return "avx512bf16" in _core.cpu_features()
@@ -182,7 +194,19 @@ def _auto(precision: str, settings: dict[str, Any]) -> Choice:
         return Choice("cpu", "cpu", "fp32", f"no usable NPU ({error.reason}): {first_line(error)}", None)
 
 
+def _check_environment() -> None:
+    """ValueError for what C would not understand, and take its default for."""
+    for name, pattern, what in (
+        ("FORGE_CACHE_BYTES", r"\d{1,19}", "a number of bytes"),
+        ("FORGE_NPU_TIMEOUT_S", r"(?=.*[1-9])(\d+\.?\d*|\.\d+)", "a number of seconds above 0"),
+    ):
+        given = os.environ.get(name, "")
+        if given and not re.fullmatch(pattern, given, re.ASCII):
+            raise ValueError(f"the environment's {name} must be {what}, in digits; it is {given!r}")
+
+
 def _dispatched(facts: dict[str, Any], settings: dict[str, Any]) -> Choice:
+    _check_environment()
     npu = NpuSettings(**settings)
     name = facts["device_name"] or "an NPU"
     if facts["target"] not in name:
@@ -231,7 +255,7 @@ def cache_dir() -> Path:
     """Where compiled graphs are kept: FORGE_CACHE_DIR, else forge-ugc in the user's cache directory."""
     given = os.environ.get("FORGE_CACHE_DIR")
     if given:
-        return Path(given)
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge-ugc"
 
 

@@ -6,15 +6,17 @@ import inspect
 import logging
 import os
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from .artefact import DTYPES
-from .loaded import LoadedModel
+from .artefact import DTYPES, MANIFEST
+from .loaded import REQUIRED, LoadedModel
 
 DEFAULT_LENGTH = 128  # tokens
 
@@ -68,9 +70,18 @@ def kind_of(path: Path) -> str:
         raise Refused(f"{path}: no such file or folder (models are not downloaded: give a local checkpoint folder)")
     if path.suffix == ".pt2":
         return "program"
-    if path.suffix == ".forge":
+    if path.suffix == ".forge" or _is_artefact(path):
         return "artefact"
     raise Refused(f"{path}: not a checkpoint folder, nor a .pt2 file of torch.export.save, nor an artefact (.forge)")
+
+
+def _is_artefact(path: Path) -> bool:
+    """Whether a file of another name is one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return MANIFEST in archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -282,7 +293,8 @@ def open_artefact(model: LoadedModel, path: Path, wanted: Wanted, tokenizer: Pat
     manifest = model.manifest
     program = model._programs[0]
     types = {model._leaves[i][0]: (dtype, shape) for i, dtype, shape in program.leaves}
-    leaves = [value for _, value in model._leaves]
+    unread = [path for path, value in model._leaves if value is REQUIRED and path not in types]
+    leaves = [np.zeros(0) if path in unread else value for path, value in model._leaves]
     places = [i for i, _, _ in program.leaves]
 
     def arguments(values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -298,7 +310,9 @@ def open_artefact(model: LoadedModel, path: Path, wanted: Wanted, tokenizer: Pat
     if tokenizer is not None:
         opened.tokenizer = read_tokenizer(tokenizer)
     if wanted.file is not None:
-        opened.inputs = _matching(read_arrays(wanted.file, list(types)), list(types), wanted.file)
+        arrays = read_arrays(wanted.file, list(types) or unread)
+        arrays = {name: array for name, array in arrays.items() if name not in unread}
+        opened.inputs = _matching(arrays, list(types), wanted.file)
         return opened
     opened.inputs = {key: _random(draw, dtype, shape) for key, (dtype, shape) in types.items()}
     if wanted.text is not None:
@@ -325,7 +339,23 @@ def _tree(structure: Any, leaves: list[Any]) -> Any:
         return {key: _tree(child, leaves) for key, child in structure["dict"]}
     if "tuple" in structure:
         return tuple(_tree(child, leaves) for child in structure["tuple"])
+    if "object" in structure:
+        return _object([(steps, _tree(child, leaves)) for steps, child in structure["object"]])
     return [_tree(child, leaves) for child in structure["list"]]
+
+
+def _object(parts: list[tuple[list[str | int], Any]]) -> Any:
+    """Something with these arrays at these places, each of which is attributes and positions: a cache."""
+    if len(parts) == 1 and not parts[0][0]:
+        return parts[0][1]
+    below: dict[str | int, list[tuple[list[str | int], Any]]] = {}
+    for (step, *rest), value in parts:
+        below.setdefault(step, []).append((rest, value))
+    made = {step: _object(group) for step, group in below.items()}
+    numbers = [step for step in made if isinstance(step, int)]
+    if numbers:
+        return [made.get(i) for i in range(max(numbers) + 1)]
+    return SimpleNamespace(**{str(step): value for step, value in made.items()})
 
 
 def _random(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -345,8 +375,12 @@ def read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray[Any, Any]]
     try:
         found = np.load(path, allow_pickle=False)
         return {names[0]: found} if isinstance(found, np.ndarray) else {key: found[key] for key in found.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise Refused(f"{path}: not a .npz or .npy file of numbers: {_first(error)}") from None
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror or _first(error)}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        # numpy takes whatever it does not know for a pickle, and advises to unpickle it
+        why = "" if "pickle" in str(error) else f": {_first(error)}"
+        raise Refused(f"{path}: not a .npz or .npy file of numbers, as numpy.savez and numpy.save write{why}") from None
 
 
 def _matching(arrays: dict[str, Any], names: list[str], path: Path) -> dict[str, Any]:
@@ -358,28 +392,31 @@ def _matching(arrays: dict[str, Any], names: list[str], path: Path) -> dict[str,
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def named_outputs(value: Any, path: str = "") -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays in a result by name: "logits", "0", "hidden_states.1"; "output" if it is one."""
+def named_outputs(value: Any, kinds: Any = None, path: str = "") -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays in a result by name: "logits", "0", "hidden_states.1"; "output" if it is one.
+
+    `kinds`: of a loaded model, the dtypes in the same structure.
+    """
     if isinstance(value, Mapping):
         items: list[tuple[Any, Any]] = list(value.items())
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = list(zip(value._fields, value, strict=True))
+        below = [None if kinds is None else kinds[key] for key, _ in items]
     elif isinstance(value, (tuple, list)):
-        items = list(enumerate(value))
+        items = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+        below = [None if kinds is None else kinds[i] for i in range(len(value))]
     elif hasattr(value, "detach") or isinstance(value, np.ndarray):
-        return {path or "output": _array(value)}
+        return {path or "output": _array(value, kinds)}
     else:
         return {}
     found: dict[str, np.ndarray[Any, Any]] = {}
-    for key, item in items:
-        found.update(named_outputs(item, f"{path}.{key}" if path else str(key)))
+    for (key, item), kind in zip(items, below, strict=True):
+        found.update(named_outputs(item, kind, f"{path}.{key}" if path else str(key)))
     return found
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
+def _array(value: Any, kind: str | None) -> np.ndarray[Any, Any]:
     """numpy's; bfloat16 as float32, which holds the same numbers."""
     if isinstance(value, np.ndarray):
-        return value
+        return (value.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else value
     tensor = value.detach()
     if str(tensor.dtype) == "torch.bfloat16":
         tensor = tensor.float()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 import warnings
-from collections import OrderedDict, namedtuple
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from .hostdata import kept
 from .loaded import unpickled
 from .lowering import Lowered, lower
 from .lowering.outputs import Alias, Fresh, Known
-from .signature import children
+from .signature import brief, children, leaf_paths
 from .specialise import Symbols
 from .state import Slot
 from .table import DTYPE_NUMBERS
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _NAMES = {number: name for number, (name, _, _) in enumerate(_core.dtypes())}
 _CONSTANTS = (type(None), bool, int, float, str)
+_PLAIN = "None, bool, int, float and str"
 
 
 def save(model: CompiledModel, path: str | os.PathLike[str], npu_blobs: bool = True) -> None:
@@ -100,7 +102,8 @@ def save(model: CompiledModel, path: str | os.PathLike[str], npu_blobs: bool = T
                 "hosts": [kept(c) if i in calls else None for i, c in enumerate(lowered.hosts)] if calls else [],
             }
         )
-        this = _structure(captured.out_spec, iter([_output(item) for item in lowered.plan.user]), "output")
+        items = zip(lowered.plan.user, leaf_paths(captured.out_spec, "output"), strict=True)
+        this = _structure(captured.out_spec, iter([_output(item, path) for item, path in items]), "output")
         if outputs is not None and outputs != this:
             raise ArtefactError("the results of forward() differ in structure from one shape to another")
         outputs = this
@@ -235,7 +238,8 @@ def _signature(model: CompiledModel) -> dict[str, Any]:
         elif leaf in constants and type(constants[leaf]) in _CONSTANTS:
             leaves.append({"path": path, "value": constants[leaf]})
         elif leaf in used or leaf in constants:
-            raise ArtefactError(f"input {path} is {constants.get(leaf)!r}: only tensors and plain values can be kept")
+            given = brief(constants.get(leaf))
+            raise ArtefactError(f"input {path} is {given}: of inputs, only tensors and {_PLAIN} can be kept in a file")
         else:
             raise ArtefactError(f"input {path} is not known to the capture")
     numbers = iter([{"leaf": leaf} for leaf in range(len(leaves))])
@@ -246,7 +250,7 @@ def _signature(model: CompiledModel) -> dict[str, Any]:
     return {"parameters": parameters, "positional": positional, "leaves": leaves}
 
 
-def _output(item: Any) -> dict[str, Any]:
+def _output(item: Any, path: str) -> dict[str, Any]:
     if isinstance(item, Fresh):
         return {"leaf": item.index}
     if isinstance(item, Known) and type(item.value) in _CONSTANTS:
@@ -255,7 +259,10 @@ def _output(item: Any) -> dict[str, Any]:
         return {"argument": item.root}
     if isinstance(item, SameContainer):
         return {"given": item.number}
-    raise ArtefactError(f"a result of forward() cannot be kept: {item!r}")
+    if isinstance(item, Known):
+        given = brief(item.value)
+        raise ArtefactError(f"{path} is {given}: of results, only tensors and {_PLAIN} can be kept in a file")
+    raise ArtefactError(f"{path} is memory of the model's or the caller's own, which cannot be kept in a file")
 
 
 def _structure(spec: pytree.TreeSpec, leaves: Any, path: str) -> dict[str, Any]:
@@ -264,24 +271,40 @@ def _structure(spec: pytree.TreeSpec, leaves: Any, path: str) -> dict[str, Any]:
         leaf: dict[str, Any] = next(leaves)
         return leaf
     below = [_structure(child, leaves, path) for child in children(spec)]
-    if spec.type in (tuple, list):
-        return {spec.type.__name__: below}
-    if spec.type in (dict, OrderedDict) and all(type(key) in (str, int) for key in spec.context):
-        return {"dict": [list(pair) for pair in zip(spec.context, below, strict=True)]}
-    fields: Any = None
-    if spec.type is namedtuple:  # torch's pytree keeps the class in the context
-        fields = spec.context._fields
-    elif isinstance(spec.type, type) and issubclass(spec.type, OrderedDict):  # Hugging Face outputs
-        fields = spec.context
-    elif spec.type in vars(torch.return_types).values():  # of x.max(0), x.sort(), ...
-        fields = getattr(spec.type, "__match_args__", None)
-    fields = fields if isinstance(fields, (list, tuple)) else None
-    if fields is not None and len(fields) == len(below) and path == "output":
-        return {"named": [list(pair) for pair in zip(fields, below, strict=True)]}
-    if path != "output" and isinstance(spec.context, dict) and "_t" in spec.context:
+    if spec.type in (tuple, list, torch.Size):
+        return {"list" if spec.type is list else "tuple": below}
+    if spec.type in (dict, OrderedDict, defaultdict):
+        keys = spec.context[1] if spec.type is defaultdict else spec.context
+        odd = next((key for key in keys if type(key) not in (str, int)), None)
+        if odd is not None:
+            raise ArtefactError(f"{path}: a dict with the key {brief(odd)}: only keys that are str or int can be kept")
+        return {"dict": [list(pair) for pair in zip(keys, below, strict=True)]}
+    is_input, fields = path != "output", _fields(spec)
+    if fields is not None and len(fields) == len(below):
+        if is_input:
+            return {"object": [[[name], child] for name, child in zip(fields, below, strict=True)]}
+        return {"namedtuple": [list(pair) for pair in zip(fields, below, strict=True)]}
+    if not is_input and isinstance(spec.type, type) and issubclass(spec.type, OrderedDict):  # Hugging Face outputs
+        return {"named": [list(pair) for pair in zip(spec.context, below, strict=True)]}
+    if dataclasses.is_dataclass(spec.type) and isinstance(spec.context, list) and len(spec.context) == 2:
+        names, empty = spec.context  # torch.export's; `empty`: fields that are None
+        if not is_input:
+            nothing = [[name, {"value": None}] for name in empty]
+            return {"named": [*(list(pair) for pair in zip(names, below, strict=True)), *nothing]}
+        if not empty:
+            return {"object": [[[name], child] for name, child in zip(names, below, strict=True)]}
+    if is_input and isinstance(spec.context, dict) and "_t" in spec.context:
         return {"object": [[steps, below[index]] for steps, index in _places(spec.context)]}
     hint = "; pass use_cache=False" if "Cache" in spec.type.__name__ else ""
     raise ArtefactError(f"{path}: a {spec.type.__name__} cannot be kept in an artefact{hint}")
+
+
+def _fields(spec: pytree.TreeSpec) -> Sequence[str] | None:
+    """Names of the items of a named tuple: a class of the caller's, or torch's of x.max(0), x.sort(), ..."""
+    if spec.type is namedtuple:  # torch's pytree keeps the class in the context
+        return tuple(spec.context._fields)
+    names = getattr(spec.type, "__match_args__", None) if spec.type in vars(torch.return_types).values() else None
+    return names if isinstance(names, (list, tuple)) else None
 
 
 def _places(context: Any) -> list[tuple[list[str | int], int]]:

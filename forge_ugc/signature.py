@@ -38,9 +38,8 @@ class Signature:
         self.specs = [pytree.tree_structure(value) for value in values]
         self.is_leaf = [spec.is_leaf() for spec in self.specs]
         self.flat = all(self.is_leaf)
-        self.paths: list[str] = []
-        for label, spec in zip(labels, self.specs, strict=True):
-            _paths(spec, label, self.paths)
+        pairs = zip(labels, self.specs, strict=True)
+        self.paths: list[str] = [path for label, spec in pairs for path in leaf_paths(spec, label)]
         self._forms: dict[tuple[int, tuple[str, ...]], Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]] = {}
 
     @classmethod
@@ -74,6 +73,13 @@ class Signature:
         try:
             bound = self.parameters.bind(*args, **kwargs)
         except TypeError as error:
+            known = self.parameters.parameters.values()
+            names = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            unknown = [name for name in kwargs if name not in names]
+            if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):  # before what is missing for that reason
+                raise TypeError(
+                    f"the model's arguments: there is no {unknown[0]!r}; there are {', '.join(names) or 'none by name'}"
+                ) from None
             raise TypeError(f"the model's arguments: {error}") from None
         return bound.args, bound.kwargs
 
@@ -145,7 +151,7 @@ class Signature:
                 value = args[getter] if type(getter) is int else kwargs[getter]
                 if not same_constant(value, default):
                     raise TypeError(
-                        f"input {label!r} was left at its default {default!r} in the example, given {_brief(value)}; "
+                        f"input {label!r} was left at its default {default!r} in the example, given {brief(value)}; "
                         "compile again with it"
                     )
             return [d if d is not _ABSENT else args[g] if type(g) is int else kwargs[g] for g, d in getters]
@@ -181,7 +187,7 @@ def flatten_like(
     below = children(spec)
     if kind in _DICTS:
         if type(value) not in _DICTS:
-            raise TypeError(f"input {path}: expected a {kind.__name__}, given {_brief(value)}")
+            raise TypeError(f"input {path}: expected a {kind.__name__}, given {brief(value)}")
         keys = spec.context[1] if kind is defaultdict else spec.context
         if set(keys) != set(value):
             raise TypeError(f"input {path}: expected the keys {list(keys)}, given {list(value)}")
@@ -200,7 +206,7 @@ def flatten_like(
             return
     given = pytree.tree_structure(value, is_leaf=lambda v: v is not value)
     if given.type is not kind or (kind not in (list, tuple) and given.context != spec.context):
-        raise TypeError(f"input {path}: expected {_structure(spec)}, given {_brief(value)}")
+        raise TypeError(f"input {path}: expected {_structure(spec)}, given {brief(value)}")
     parts, _ = pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
     if len(parts) != len(below):
         raise TypeError(f"input {path}: expected {len(below)} items, given {len(parts)}")
@@ -208,23 +214,23 @@ def flatten_like(
         flatten_like(child, part, f"{path}[{i}]", leaves, found)
 
 
-def _paths(spec: pytree.TreeSpec, path: str, out: list[str]) -> None:
+def leaf_paths(spec: pytree.TreeSpec, path: str) -> list[str]:
+    """How each leaf of a structure is spelled, `path` being the whole."""
     if spec.is_leaf():
-        out.append(path)
-        return
+        return [path]
     below = children(spec)
     keys: Any = range(len(below))
     if spec.type in _DICTS:
         keys = spec.context[1] if spec.type is defaultdict else spec.context
-    for key, child in zip(keys, below, strict=True):
-        _paths(child, f"{path}[{key!r}]", out)
+    return [leaf for key, child in zip(keys, below, strict=True) for leaf in leaf_paths(child, f"{path}[{key!r}]")]
 
 
 def _structure(spec: pytree.TreeSpec) -> str:
     return f"a {getattr(spec.type, '__name__', spec.type)} with {len(children(spec))} items"
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """A value in a few words, for messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     text = repr(value)

@@ -187,8 +187,13 @@ def parts_of(tensor: Any) -> tuple[list[str], Any]:
     return list(names), others
 
 
+_MOODY = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase)  # other results in training mode
+_mode = operator.itemgetter("training")
+
+
 class Structure:
-    """Notices changes that make the captured graph another model's: other submodules, tied weights that were untied."""
+    """Notices changes that make the captured graph another model's: other submodules, tied weights that were untied,
+    training mode."""
 
     def __init__(self, model: Any) -> None:
         self._tables: list[dict[str, Any]] = []
@@ -201,6 +206,9 @@ class Structure:
                     if value is not None:
                         places.setdefault(id(value), []).append((where, key))
         self._children = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
+        modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+        self._moody = [m.__dict__ for m in [*modules[:1], *(m for m in modules if isinstance(m, _MOODY))]]
+        self._modes = list(map(_mode, self._moody))
         self._tied = [group for group in places.values() if len(group) > 1]
 
     def untied(self) -> bool:
@@ -211,6 +219,14 @@ class Structure:
                 if other is not first and (first is None or other is None or not _same_memory(first, other)):
                     return True
         return False
+
+    def other_mode(self) -> str:
+        """The mode, "training" or "evaluation", that the model or a part that has two is in now and was not; or ""."""
+        modes = list(map(_mode, self._moody))
+        if modes == self._modes:
+            return ""
+        changed = next(now for now, before in zip(modes, self._modes, strict=True) if now != before)
+        return "training" if changed else "evaluation"
 
     def changed(self) -> bool:
         """Whether a module that had children has others now."""

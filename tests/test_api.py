@@ -457,7 +457,12 @@ def test_bisect_names_no_pass_for_a_right_pipeline_and_testing_finds_a_wrong_mod
         ({"passes": ["dce", "cse"]}, "passes: expected names in one string"),
         ({"alpha": 1.5}, "alpha must be a number"),
         ({"alpha": None}, "alpha must be a number"),
-        ({"num_threads": 0}, "num_threads must be positive"),
+        ({"num_threads": 0}, "num_threads must be from 1 to 1024, given 0"),
+        ({"num_threads": 10**30}, "num_threads must be from 1 to 1024"),
+        ({"num_threads": 1.5}, "num_threads: expected a whole number, given 1.5"),
+        ({"pack": "no"}, "pack: expected True or False, given 'no'"),
+        ({"strict": None}, "strict: expected True or False"),
+        ({"dynamic_shapes": 3}, "dynamic_shapes: expected a dict or tuple"),
         ({"capture": "slow"}, "unknown capture 'slow'"),
     ],
 )
@@ -468,6 +473,27 @@ def test_wrong_options_are_refused_before_capture(options: dict[str, Any], says:
     assert not calls
 
 
+def test_transforms_of_a_compiled_model_are_refused() -> None:
+    """Their tensors have no memory, or a derivative that the results would not have."""
+    model, x = nn.Linear(2, 2).eval(), torch.ones(3, 2)
+    forge = forge_ugc.compile(model, x)
+    for transformed in (
+        lambda: torch.vmap(forge)(torch.ones(2, 3, 2)),
+        lambda: torch.func.grad(lambda x: forge(x).sum())(x),
+        lambda: torch.func.jvp(forge, (x,), (x,)),
+    ):
+        for _ in range(2):
+            with pytest.raises(TypeError, match=r"input input belongs to a torch.func transform"):
+                transformed()
+            torch.testing.assert_close(forge(x), model(x))
+    with torch.autograd.forward_ad.dual_level():
+        torch.testing.assert_close(forge(x), model(x))
+        with pytest.raises(TypeError, match="input input carries a forward-mode derivative"):
+            forge(torch.autograd.forward_ad.make_dual(x, x))
+    # an operator of the transform that does not reach the model
+    assert torch.vmap(lambda y: y * forge(x).sum())(torch.ones(2)).shape == (2,)
+
+
 def test_wrong_models_and_examples_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(1, 2)
     forge = forge_ugc.compile(nn.Linear(2, 2).eval(), x, device=torch.device("cpu"))
@@ -476,6 +502,9 @@ def test_wrong_models_and_examples_are_told_apart(capfd: pytest.CaptureFixture[s
             forge_ugc.compile(model, x)
     with pytest.raises(TypeError, match="the model's arguments: missing a required argument: 'input'"):
         forge_ugc.compile(nn.Linear(2, 2).eval())
+    for call in (forge, lambda **kwargs: forge_ugc.compile(nn.Linear(2, 2).eval(), kwargs)):
+        with pytest.raises(TypeError, match="the model's arguments: there is no 'inptu'; there are input"):
+            call(inptu=x)
     with pytest.raises(forge_ugc.CompileError, match="RuntimeError:\na and b must have same reduction dim"):
         forge_ugc.compile(nn.Sequential(nn.Linear(2, 2)).eval(), torch.ones(1, 3))
     assert capfd.readouterr().err == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -9,8 +10,9 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections import namedtuple
+from collections import defaultdict, deque, namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,15 +107,49 @@ def test_structures(tmp_path: Path) -> None:
         loaded(*args, 3.0, extra={"k": k})
     with pytest.raises(TypeError, match="'scale' was not part"):
         loaded(*args, scale=3.0, extra={"k": k})
+    with pytest.raises(TypeError, match=r"'extar' was not part of .*; those are a, extra"):
+        loaded(*args, extar={"k": k})
+    with pytest.raises(TypeError, match=r"a\['x'\]: .* on cpu of layout torch.sparse_coo"):
+        loaded({"x": x.to_sparse(), "rest": (y, z)}, extra={"k": k})
+    with pytest.raises(TypeError, match=r"a\['x'\]: a tensor of a torch.func transform"):
+        torch.vmap(lambda x: loaded({"x": x, "rest": (y, z)}, extra={"k": k}))(torch.stack([x, x]))
 
 
 def test_named_results_of_torch(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     loaded = saved(lambda x: (x.max(1), x.sort(0, descending=True)), (x,), tmp_path / "m.forge")
     largest, ordered = loaded(x)
-    assert list(largest) == list(ordered) == ["values", "indices"]
-    assert torch.equal(largest["values"], x.max(1).values) and torch.equal(largest.indices, x.max(1).indices)
-    assert torch.equal(ordered[0], x.sort(0, descending=True).values)
+    values, indices = largest
+    assert torch.equal(values, x.max(1).values) and torch.equal(indices, x.max(1).indices)
+    assert torch.equal(ordered[0], x.sort(0, descending=True).values) and ordered.indices is ordered[1]
+
+
+def test_named_tuples_and_dataclasses(tmp_path: Path) -> None:
+    """As results and as arguments: what unpacks does so, what has names has them, whatever they are called."""
+    Odd = namedtuple("Odd", ["items", "keys"])
+
+    @dataclasses.dataclass
+    class Record:
+        sum: torch.Tensor
+        inner: Any
+        nothing: Any = None
+
+    def function(pair: Pair, record: Record) -> Any:
+        odd = Odd(pair.first + record.sum, pair.second)
+        twice = Record(odd.items * 2, Pair(record.inner, odd.keys))
+        return odd, twice, pair.first.shape, defaultdict(list, x=odd.items)
+
+    x, y, z = (torch.randn(2, 3) for _ in range(3))
+    loaded = saved(function, (Pair(x, y), Record(z, x, y)), tmp_path / "m.forge")
+    for given in (Pair(x, y), SimpleNamespace(first=x, second=y)):
+        odd, record, shape, named = loaded(given, Record(z, x, y))
+        items, keys = odd
+        assert torch.equal(items, x + z) and torch.equal(keys, y) and odd.items is items
+        first, second = record.inner
+        assert torch.equal(record.sum, items * 2) and torch.equal(first, x) and torch.equal(second, y)
+        assert record.nothing is None and shape == (2, 3) and torch.equal(named["x"], items)
+    with pytest.raises(TypeError, match=r"there is no pair\.second"):
+        loaded(SimpleNamespace(first=x), Record(z, x, y))
 
 
 def test_constant_arguments(tmp_path: Path) -> None:
@@ -199,6 +235,23 @@ def test_state_and_written_inputs(tmp_path: Path) -> None:
         first(log, log)
 
 
+def test_state_that_is_written_and_handed_out(tmp_path: Path) -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2, 3).t())
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.count += x
+            return self.count, self.count[0], self.count
+
+    x = torch.ones(3, 2)
+    loaded = saved(Counter().eval(), x, tmp_path / "m.forge")
+    first, second = loaded(x), loaded(x.numpy())
+    assert [float(t.max()) for t in (*first, *second)] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+    assert [t.shape for t in second] == [(3, 2), (2,), (3, 2)]
+
+
 def test_dynamic_shapes(tmp_path: Path) -> None:
     model = mlp()
     batch = torch.export.Dim("batch", min=1, max=64)
@@ -279,6 +332,21 @@ def test_format(tmp_path: Path) -> None:
     forge_ugc.load(path, verify=True)
 
 
+def test_links_and_devices(tmp_path: Path) -> None:
+    """A link leads to the new file; what is no file is not replaced by one."""
+    compiled, target, link = forge_ugc.compile(mlp(), torch.randn(3, 24)), tmp_path / "m.forge", tmp_path / "link"
+    target.write_text("before")
+    link.symlink_to(target)
+    compiled.save(link)
+    assert link.is_symlink() and forge_ugc.load(target).manifest["model"] == "Sequential"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "to_pipe"):
+        with pytest.raises(OSError, match="no plain file"):
+            compiled.save(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_what_cannot_be_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.forge"
     model = transformers.AutoModelForCausalLM.from_pretrained("examples/small_gpt2").eval()
@@ -294,6 +362,16 @@ def test_what_cannot_be_kept(tmp_path: Path) -> None:
     compiled = forge_ugc.compile(mlp(), torch.randn(3, 24))
     with pytest.raises(FileNotFoundError):
         compiled.save(tmp_path / "nowhere" / "m.forge")
+    x = torch.randn(2)
+    for function, args, says in [
+        (lambda x: {"a": [x + 1, x.dtype]}, (x,), r"output\['a'\]\[1\] is dtype torch.float32: of results, only"),
+        (lambda x: (x + 1, 2j), (x,), r"output\[1\] is complex 2j"),
+        (lambda x: {("k", 1): x + 1}, (x,), r"output: a dict with the key tuple \('k', 1\)"),
+        (lambda x, dtype: x.to(dtype), (x, torch.float64), "input dtype is dtype torch.float64: of inputs, only"),
+        (lambda x: deque([x + 1]), (x,), "output: a deque"),
+    ]:
+        with pytest.raises(ArtefactError, match=says):
+            forge_ugc.compile(function, args).save(path)
 
 
 @pytest.fixture(scope="module")
@@ -319,6 +397,7 @@ def test_damaged_files(artefact: Path, tmp_path: Path) -> None:
         ({"program0.graph": good["program0.graph"].replace(b"[48,24]", b"[48,25]")}, "program0"),
         ({"program0.graph": good["program0.graph"].replace(b"linear", b"linera")}, "linera"),
         ({WEIGHTS: good[WEIGHTS][:-1]}, "lies outside"),
+        ({MANIFEST: json.dumps({**manifest, "outputs": {"namedtuple": [["a b", {"leaf": 0}]]}}).encode()}, "a b"),
         ({WEIGHTS: b"\xff" * 8 + good[WEIGHTS][8:]}, "no header"),
         ({WEIGHTS: good[WEIGHTS].replace(b'"F32"', b'"F16"')}, "size is not"),
     ]:
@@ -336,5 +415,8 @@ def test_damaged_files(artefact: Path, tmp_path: Path) -> None:
     forge_ugc.load(path)
     with pytest.raises(ArtefactError, match="checksum"):
         forge_ugc.load(path, verify=True)
+    for threads in (0, 10**30):
+        with pytest.raises(ValueError, match="num_threads must be from 1 to 1024"):
+            forge_ugc.load(artefact, num_threads=threads)
     with pytest.raises(FileNotFoundError):
         forge_ugc.load(tmp_path / "none.forge")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -190,6 +191,33 @@ def test_a_second_tier_that_fails_leaves_the_first(device: SoftwareNpu) -> None:
     assert forge.report["tier"] == 0 and "no room for it" in forge.report["npu"]["upgrade_error"]
     assert "graphs with constant weights" in str(forge.report)
     assert_same(model(X), forge(X))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("FORGE_CACHE_BYTES", ["4GiB", "-1", "1e9", "9" * 30], ["0", "1000000"]),
+        ("FORGE_NPU_TIMEOUT_S", ["a minute", "0", "-1", "inf", "1e400"], ["0.5", "60", "5."]),
+    ],
+)
+def test_wrong_numbers_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong: list[str], right: list[str]
+) -> None:
+    with software_npu():
+        for text in wrong:
+            monkeypatch.setenv(name, text)
+            with pytest.raises(ValueError, match=f"the environment's {name} must be .*{re.escape(repr(text))}"):
+                compile_npu(stack(1), X)
+        for text in right:
+            monkeypatch.setenv(name, text)
+            compile_npu(stack(1), X)
+        monkeypatch.delenv(name)
+
+
+def test_the_cache_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FORGE_CACHE_DIR", "~/graphs")
+    assert npu.cache_dir() == tmp_path / "graphs"
 
 
 def test_wait_gives_up_after_its_time() -> None:

@@ -93,3 +93,12 @@ def test_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names[0] == "00_aten.txt" and "report.md" in names
     assert "03_after_cse.txt" in names and "06_after_cse_2.txt" in names and any("schedule" in n for n in names)
     assert all((tmp_path / "dump" / n).read_text().strip() for n in names)
+    aten = (tmp_path / "dump" / names[0]).read_text()
+    for number in (2, 3):  # earlier ones stay
+        forge_ugc.compile(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), torch.ones(number, 3))
+        assert f"[{number}, 3]" in (tmp_path / "dump" / str(number) / names[0]).read_text().replace(",3]", ", 3]")
+    assert (tmp_path / "dump" / names[0]).read_text() == aten and not (tmp_path / "dump" / "4").exists()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORGE_DUMP", str(tmp_path / "file"))
+    with pytest.raises(FileExistsError, match="FORGE_DUMP names no folder"):
+        forge_ugc.compile(nn.Linear(3, 2).eval(), torch.ones(1, 3))

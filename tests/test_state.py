@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,27 @@ def statistics(model: Any) -> None:
     model.train()
     model(torch.randn(64, 6) * 3 + 1)
     model.eval()
+
+
+def test_another_mode_is_warned_of() -> None:
+    x = torch.ones(2, 6)
+    for compiled_as, change, says in [
+        (True, lambda m: m.eval(), "evaluation"),
+        (False, lambda m: m.train(), "training"),
+        (False, lambda m: m[1].train(), "training"),  # as for Monte Carlo dropout
+        (False, lambda m: m.train().eval(), ""),
+    ]:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)).train(compiled_as)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            forge = forge_ugc.compile(model, x, device="cpu")
+        forge(x)
+        change(model)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            forge(x), forge(x)
+        assert [w.filename for w in found] == [__file__] * bool(says)  # once
+        assert all(f"was put into {says} mode after compiling" in str(w.message) for w in found)
 
 
 UNCOUNTED: dict[str, Any] = {

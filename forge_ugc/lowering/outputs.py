@@ -67,8 +67,10 @@ def plan_outputs(captured: Captured, env: list[Any], symbols: Symbols, aliases: 
     outputs = [*captured.outputs, *(o for change in changes for o in change.outputs)]
     seen = {o.value.index for o in outputs if isinstance(o.value, Ref)}
     paths: dict[int, tuple[int | Slot | Fresh, tuple[Step, ...]]] = {i: (Fresh(i), ()) for i in seen}
-    paths |= {i: (_place(captured, at), ()) for i, at in written.items() if at is not None and not aliases}
-    if aliases:
+    if not aliases:
+        own = {i: _place(captured, at) for i, at in written.items() if at is not None}
+        paths |= {i: (place, ()) for i, place in own.items() if not isinstance(place, Slot)}
+    else:
         paths = {i: _alias(captured, i, written, targets, env, symbols) for i in seen}
     # a new tensor that several outputs are views of is handed out once, the views are replayed on it
     views = Counter(base for base, _ in paths.values() if isinstance(base, Fresh))
