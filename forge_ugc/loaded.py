@@ -9,8 +9,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections import Counter, OrderedDict, namedtuple
-from collections.abc import Callable
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -23,21 +22,21 @@ from .errors import ArtefactError
 from .memory import OutputMemory
 from .profile import Profile
 from .report import Report
+from .structures import (
+    ARGUMENTS,
+    RESULTS,
+    Outputs,
+    count_containers,
+    follow,
+    leaf_numbers,
+    number_below,
+    spelled,
+    text,
+    unflatten,
+    visit,
+)
 
 REQUIRED = object()  # of a leaf that is no constant
-
-
-class Outputs(OrderedDict[str, Any]):
-    """Named outputs, as those of Hugging Face models: `out.logits`, `out["logits"]`, `out[0]`."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getitem__(name)
-        except KeyError:
-            raise AttributeError(f"no output {name!r}; there are {', '.join(self)}") from None
-
-    def __getitem__(self, key: str | int | slice) -> Any:
-        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
 
 
 def load(
@@ -135,17 +134,17 @@ class LoadedModel:
 
     def _read(self, artefact: Artefact) -> None:
         manifest = self.manifest
-        self._parameters = [(_text(p["name"]), p["structure"]) for p in manifest["parameters"]]
-        self._positional = _number(manifest["positional"], len(self._parameters) + 1)
+        self._parameters = [(text(p["name"]), p["structure"]) for p in manifest["parameters"]]
+        self._positional = number_below(manifest["positional"], len(self._parameters) + 1)
         self._leaves: list[tuple[str, Any]] = []  # path, constant or REQUIRED
         for leaf in manifest["leaves"]:
-            self._leaves.append((_text(leaf["path"]), leaf["value"] if "value" in leaf else REQUIRED))
+            self._leaves.append((text(leaf["path"]), leaf["value"] if "value" in leaf else REQUIRED))
         for _, structure in self._parameters:
-            _visit(structure, _ARGUMENTS, {"leaf": len(self._leaves)})
-        self._containers = sum(_count_containers(structure) for _, structure in self._parameters)
+            visit(structure, ARGUMENTS, {"leaf": len(self._leaves)})
+        self._containers = sum(count_containers(structure) for _, structure in self._parameters)
         self._state = {}
         for name in manifest["state"]:
-            memory = artefact.tensors[f"state:{_text(name)}"]
+            memory = artefact.tensors[f"state:{text(name)}"]
             self._state[name] = memory.array().copy()
         self._outputs = manifest["outputs"]
 
@@ -162,7 +161,7 @@ class LoadedModel:
         """That what the manifest says of a program's inputs and outputs fits the graph."""
         for (kind, which), (dtype, shape) in zip(program.sources, program.inputs, strict=True):
             if kind == "leaf":
-                _number(which, len(self._leaves))
+                number_below(which, len(self._leaves))
                 if self._leaves[which][1] is not REQUIRED:
                     raise ArtefactError(f"{self._path}: input {self._leaves[which][0]} is a constant and a tensor")
             else:
@@ -170,12 +169,12 @@ class LoadedModel:
                 if array.shape != shape or array.dtype != np.dtype(DTYPES[dtype][1]):
                     raise ArtefactError(f"{self._path}: state {which!r} is not {dtype}{list(shape)}")
         for kind, which, index in program.writes:
-            written = program.outputs[_number(index, len(program.outputs))]
+            written = program.outputs[number_below(index, len(program.outputs))]
             if program.inputs[program.sources.index((kind, which))] != written:
                 raise ArtefactError(f"{self._path}: output {index} cannot be stored into {which!r}")
         found: dict[str, list[int]] = {"leaf": [], "argument": []}
         below = {"leaf": len(program.outputs), "argument": len(self._leaves), "given": self._containers}
-        _visit(self._outputs, _RESULTS, below, lambda kind, number: found.setdefault(kind, []).append(number))
+        visit(self._outputs, RESULTS, below, lambda kind, number: found.setdefault(kind, []).append(number))
         if any(self._leaves[i][1] is not REQUIRED for i in found["argument"]):
             raise ArtefactError(f"{self._path}: a result is an argument that is a constant")
         program.write_in_place(found["leaf"])
@@ -211,10 +210,10 @@ class LoadedModel:
         for name, structure in self._parameters:
             if name in given:
                 self._flatten(structure, given.pop(name), name, leaves, containers)
-            elif any(self._leaves[i][1] is REQUIRED for i in _leaf_numbers(structure)):
+            elif any(self._leaves[i][1] is REQUIRED for i in leaf_numbers(structure)):
                 raise TypeError(f"input {name!r} is missing")
             else:
-                containers += [None] * _count_containers(structure)
+                containers += [None] * count_containers(structure)
         return leaves, containers
 
     def _flatten(self, structure: Any, value: Any, path: str, leaves: list[Any], containers: list[Any]) -> None:
@@ -235,7 +234,7 @@ class LoadedModel:
                 self._flatten(child, value[key], f"{path}[{key!r}]", leaves, containers)
         elif "object" in structure:
             for steps, child in structure["object"]:
-                self._flatten(child, _follow(value, steps, path), path + _spelled(steps), leaves, containers)
+                self._flatten(child, follow(value, steps, path), path + spelled(steps), leaves, containers)
         else:
             kind = "tuple" if "tuple" in structure else "list"
             below = structure[kind]
@@ -281,7 +280,7 @@ class LoadedModel:
             elif kind == "state" and results[index] is not self._state[which]:
                 np.copyto(self._state[which], as_numpy(results[index]))
         del keep
-        return _unflatten(self._outputs, results, leaves, containers)
+        return unflatten(self._outputs, results, leaves, containers)
 
     def _gather(self, program: _Program, buffers: dict[int, Buffer]) -> tuple[list[int], list[Any]]:
         """Addresses for the program's inputs, and what owns the memory."""
@@ -328,7 +327,7 @@ class LoadedModel:
         given: list[Any] = [None] * len(self._leaves)
         for leaf, dtype, _ in program.leaves:
             given[leaf] = dtype
-        return _unflatten(self._outputs, made, given, [None] * self._containers)
+        return unflatten(self._outputs, made, given, [None] * self._containers)
 
     @property
     def device(self) -> str:
@@ -411,7 +410,7 @@ class _Program(npu.Dispatched):
     def __init__(
         self, artefact: Artefact, entry: dict[str, Any], choice: npu.Choice, threads: int, share: Any, npu_blobs: bool
     ) -> None:
-        self._artefact, self._graph, self._threads = artefact, _text(entry["graph"]), threads
+        self._artefact, self._graph, self._threads = artefact, text(entry["graph"]), threads
         self._share = share
         kept = Kept.read(entry, artefact)
         self._kept = kept if npu_blobs else None
@@ -509,120 +508,15 @@ def _rewound(host: Any) -> Any:
     return sys.modules["torch"].random.fork_rng(devices=[]) if host is not None else contextlib.nullcontext()
 
 
-# --- structures -------------------------------------------------------------------------------------------------------
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: Any, below: int) -> int:
-    if type(value) is not int or not 0 <= value < below:
-        raise IndexError(f"{value!r} is no index below {below}")
-    return value
-
-
 def _source(entry: dict[str, Any]) -> tuple[str, Any]:
     kind = "leaf" if "leaf" in entry else "state"
     return kind, entry[kind]
-
-
-_ARGUMENTS = ("tuple", "list", "dict", "object", "leaf")
-_RESULTS = ("tuple", "list", "dict", "named", "namedtuple", "leaf", "argument", "given", "value")
-_PAIRS = ("dict", "named", "namedtuple", "object")  # kinds whose children have keys
-_NUMBERED = ("leaf", "argument", "given")  # kinds that say which: of the results, the arguments, the containers
-
-
-def _children(kind: str, below: Any) -> list[Any]:
-    if kind in ("tuple", "list"):
-        return list(below)
-    return [child for _, child in below] if kind in _PAIRS else []
-
-
-def _visit(
-    structure: Any, kinds: tuple[str, ...], limits: dict[str, int], see: Callable[[str, int], Any] | None = None
-) -> None:
-    """Checks that `structure` is one of these kinds all through, with numbers below `limits`."""
-    ((kind, below),) = structure.items()
-    if kind not in kinds:
-        raise TypeError(f"a structure {kind!r}")
-    if kind in _NUMBERED:
-        number = _number(below, limits[kind])
-        if see is not None:
-            see(kind, number)
-    if kind == "namedtuple":
-        _namedtuple(*(_text(key) for key, _ in below))
-    for key in [key for key, _ in below] if kind in _PAIRS else ():
-        if kind == "object":
-            _check_steps(key)
-        elif not isinstance(key, (str, int)):
-            raise TypeError(f"a key {key!r}")
-    for child in _children(kind, below):
-        _visit(child, kinds, limits, see)
-
-
-@functools.lru_cache(maxsize=256)
-def _namedtuple(*fields: str) -> Any:
-    """A class of named tuples; ValueError if these are no names."""
-    return namedtuple("Outputs", fields)
-
-
-def _leaf_numbers(structure: Any) -> list[int]:
-    ((kind, below),) = structure.items()
-    return [below] if kind == "leaf" else [i for child in _children(kind, below) for i in _leaf_numbers(child)]
-
-
-def _count_containers(structure: Any) -> int:
-    ((kind, below),) = structure.items()
-    return 0 if kind == "leaf" else 1 + sum(map(_count_containers, _children(kind, below)))
-
-
-def _check_steps(steps: Any) -> None:
-    """The way from an object to an array: names of attributes, and positions in lists."""
-    for step in steps:
-        if type(step) is not int and not (isinstance(step, str) and step.isidentifier() and step[0] != "_"):
-            raise TypeError(f"a step {step!r}")
-
-
-def _spelled(steps: list[str | int]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-
-
-def _follow(value: Any, steps: list[str | int], path: str) -> Any:
-    for done, step in enumerate(steps):
-        try:
-            value = value[step] if isinstance(step, int) else getattr(value, step)
-        except (AttributeError, LookupError, TypeError):
-            raise TypeError(f"input {path}: there is no {path}{_spelled(steps[: done + 1])}") from None
-    return value
 
 
 def _handed_out(value: Any, torch: Any) -> Any:
     """An object that a host call has made: where the call was given no tensors of torch, it gets none."""
     made = sys.modules["torch"]
     return as_numpy(value) if torch is None and isinstance(value, made.Tensor) else value
-
-
-def _unflatten(structure: Any, results: list[Any], leaves: list[Any], containers: list[Any]) -> Any:
-    ((kind, below),) = structure.items()
-    if kind == "leaf":
-        return results[below]
-    if kind == "argument":
-        return leaves[below]
-    if kind == "given":
-        return containers[below]
-    if kind == "value":
-        return below
-    made = [_unflatten(child, results, leaves, containers) for child in _children(kind, below)]
-    if kind == "dict":
-        return {key: value for (key, _), value in zip(below, made, strict=True)}
-    if kind == "named":
-        return Outputs((key, value) for (key, _), value in zip(below, made, strict=True))
-    if kind == "namedtuple":
-        return _namedtuple(*(key for key, _ in below))(*made)
-    return tuple(made) if kind == "tuple" else made
 
 
 __all__ = ["LoadedModel", "Outputs", "load", "unpickled"]
