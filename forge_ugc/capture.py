@@ -376,10 +376,24 @@ def _is_plain(node: torch.fx.Node) -> bool:
     return not str(getattr(node.target, "__module__", "")).startswith("torch._functorch")
 
 
+def _functionalised(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without writes, its results one flat tuple. Slow, hence only where needed."""
+    signature = program.module_call_graph[0].signature
+    assert signature is not None and signature.out_spec is not None
+    whole, count = signature.out_spec, signature.out_spec.num_leaves
+    # torch would make the results' containers anew and trace that: a transformers cache copies what it is made of
+    signature.out_spec = pytree.tree_structure((0,) * count)
+    try:
+        return program.run_decompositions({})  # the empty table keeps composite operators whole
+    finally:
+        signature.out_spec = whole
+
+
 class _Reader:
     """Reads an ExportedProgram into a Captured."""
 
     def __init__(self, program: torch.export.ExportedProgram, signature: Signature, owner: Any, prefix: str) -> None:
+        out_spec = program.call_spec.out_spec
         self.captured_count = sum(node.op == "call_function" for node in program.graph.nodes)
         for node in _calls(program.graph_module):
             if node.target is _SET_DATA:
@@ -388,13 +402,13 @@ class _Reader:
                     f"`tensor.data = ...` at {where or 'unknown line'}: torch.export loses it; use copy_()"
                 )
         if not all(map(_is_plain, _calls(program.graph_module))):
-            # functionalises; the empty table keeps composite operators whole. Slow, hence only where needed.
-            program = program.run_decompositions({})
+            program = _functionalised(program)
             if any(n.target is aten.unfold_backward.default for n in program.graph.nodes):
                 raise CompileError(
                     "forward() writes through x.unfold(), which torch.export gets wrong; write into slices instead"
                 )
         self.program, self.signature, self.owner, self.prefix = program, signature, owner, prefix
+        self.out_spec = out_spec
         self.nodes: list[Node] = []
         self.slots: dict[int, Slot] = {}
         self.parts: dict[torch.fx.Node, Slot] = {}  # state that is made of tensors, and is taken apart
@@ -440,13 +454,12 @@ class _Reader:
                 writes.append(Output(value, by_name[out.target]))
             else:
                 raise CompileError(f"output of kind {out.kind.name} is not supported")
-        out_spec = program.call_spec.out_spec
-        assert out_spec is not None
+        assert self.out_spec is not None
         captured = Captured(
             self.nodes,
             outputs,
             writes,
-            out_spec,
+            self.out_spec,
             self.signature,
             self.slots,
             self.captured_count,

@@ -260,7 +260,7 @@ def _inputs(recorder: Recorder, signature: Signature, flat: list[Any]) -> list[A
 def _output(recorder: Recorder, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = recorder.symbol(value) if type(value) is not Symbol else value
-        return Ref(value.node if type(value) is Symbol else recorder.constant(value, returned=True))
+        return Ref(recorder.returned(value) if type(value) is Symbol else recorder.constant(value, returned=True))
     if not _is_value(value):
         raise Unsupported(f"an output is a {type(value).__name__}")
     return value

@@ -163,7 +163,9 @@ def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
 
     def shares(values: Any) -> tuple[int, ...]:
         found = {owner.get(v.untyped_storage()._cdata) for v in values if v is not None}
-        return tuple(sorted(i for i in found if i is not None))
+        if found == {None}:
+            return ()
+        return tuple(sorted(-1 if i is None else i for i in found))  # some do, some do not: no view is certain
 
     with _inference, mode:
         formal = [fake(a, i) for i, a in enumerate(args)]
