@@ -88,6 +88,7 @@ class Captured:
     nodes_captured: int
     containers: Containers | None = None  # the caller's lists, dicts and caches that forward() changes
     guards: list[tuple[Any, int | None, int | None]] = field(default_factory=list)  # (expression, least, most)
+    fixed: list[tuple[Slot, torch.Tensor]] = field(default_factory=list)  # state that Python read, and its value then
     recorded: bool = False  # by fast capture, not torch.export; then `nodes_captured` counts recorded calls
     declined: str = ""  # why fast capture was not taken
     lender: Callable[[], Any] | None = None  # a `_core.Program` with the same weights as they are now, or None

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .capture import Kind, Node, Ref, TensorMeta
 from .errors import _OWN_DIR, _TORCH_DIR, known_source
 from .record_rules import LIFT, Outcome, Rule, Type, Unsupported, outcome_of, rule_of
+from .record_values import Fixed
 from .record_views import VIEWS, Memory, Step, can_store, follow, store
 from .state import Slot, made_of_tensors, parts_of
 
@@ -83,11 +84,15 @@ class Symbol(torch.Tensor):
 
 
 class Recorder(TorchDispatchMode):
-    """Sees every ATen call. `state`: id of each parameter, buffer or plain attribute of the model -> its place."""
+    """Sees every ATen call. `state`: id of each parameter, buffer or plain attribute of the model -> its place.
 
-    def __init__(self, state: dict[int, tuple[Kind, Slot]]) -> None:
+    fix: take the values of state that Python reads as they are, and note them in `fixed`.
+    """
+
+    def __init__(self, state: dict[int, tuple[Kind, Slot]], fix: bool = False) -> None:
         super().__init__()
         self.state = state
+        self.fixed = Fixed(self) if fix else None
         self.nodes: list[Node] = []
         self.slots: dict[int, Slot] = {}
         self.symbols: list[weakref.ref[Symbol]] = []
@@ -249,6 +254,8 @@ class Recorder(TorchDispatchMode):
             return self._native(func, rule, args, kwargs)
         if rule.inactive is not None and rule.inactive(args, kwargs):
             return given[0]
+        if rule.value and self.fixed is not None:
+            return self.fixed.call(func, *self._references((given, named)))
         reason = rule.refuse or (rule.special(args, kwargs) if rule.special is not None else "")
         if reason:
             raise Unsupported(f"{reason}: {func}")
@@ -266,6 +273,14 @@ class Recorder(TorchDispatchMode):
         if type(value) is list or type(value) is tuple:
             return [self._mapped(v) for v in value]
         return value
+
+    def _references(self, value: Any) -> Any:
+        """Arguments with Refs in the place of Symbols."""
+        if type(value) is Symbol:
+            return Ref(self.current(value))
+        if type(value) is list or type(value) is tuple:
+            return type(value)(map(self._references, value))
+        return {k: self._references(v) for k, v in value.items()} if type(value) is dict else value
 
     def _native(self, func: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call on tensors made while recording: torch computes it now."""
@@ -464,6 +479,8 @@ class Functions(TorchFunctionMode):
             named = {k: self._map(v) for k, v in kwargs.items()} if kwargs else {}
             symbols = given and (type(given[0]) is Symbol or _has_symbol((given, named)))
             if symbols:
+                if func is torch.Tensor.tolist and recorder.fixed is not None and type(given[0]) is Symbol:
+                    return recorder.fixed.call(func, (Ref(recorder.current(given[0])),), {})
                 if func in _REFUSED or func in _SETTERS:
                     raise Unsupported(f"Tensor.{getattr(func, '__name__', func)} past the operators")
                 if torch.is_autocast_enabled("cpu"):

@@ -33,6 +33,7 @@ class Rule(NamedTuple):
     """What to do with an operator."""
 
     refuse: str = ""  # reason never to record it
+    value: bool = False  # its result is a Python value that depends on tensors'
     functional: Any = None  # record this out-of-place form of it
     alias: int | None = None  # the argument whose memory the result may share by the schema
     special: Callable[[tuple[Any, ...], dict[str, Any]], str] | None = None  # reason to refuse this call, or ""
@@ -74,7 +75,7 @@ def rule_of(func: Any) -> Rule:
         if func.namespace not in PURE or schema.is_mutable:
             return Rule("custom operator", random=True)
     if name in _VALUE or torch.Tag.data_dependent_output in tags:
-        return Rule("value known at run time only")
+        return Rule("value known at run time only", value=name in _VALUE)
     if name in _MEMORY:
         return Rule("depends on memory order", random=random)
     if name in _DROPOUT or (name[:-1] in _DROPOUT and name.endswith("_")):

@@ -311,6 +311,53 @@ def test_untied_weights_are_an_error(capture):
         compiled(ids)
 
 
+def _branches(m, a):
+    return m.lin(a) if m.buf[1] * 2 > m.buf.mean() else a
+
+
+def _counts(m, a):
+    for _ in range(int(m.buf.max())):
+        a = m.lin(a)
+    return a
+
+
+def _lists(m, a):
+    return m.lin(a) if 2 in m.buf.long().tolist() else a
+
+
+@pytest.mark.parametrize("read", [_branches, _counts, _lists])
+def test_values_of_buffers_that_python_reads(read):
+    """They are fixed when compiling; the other weights are not."""
+    model = Call(read, buf=torch.arange(4.0)).eval()
+    compiled = forge_ugc.compile(model, x())
+    assert compiled.report["capture"] == "fast"
+    with torch.no_grad():
+        model.lin.weight.mul_(2)
+        assert_same(model(x()), compiled(x()))
+        model.buf.copy_(torch.arange(4.0))
+        assert_same(model(x()), compiled(x()))
+        model.buf.mul_(-1)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="'buf' has changed"):
+                compiled(x())
+        model.buf = torch.arange(4.0)
+        assert_same(model(x()), compiled(x()))
+        other = copy.deepcopy(compiled)
+        other._model.buf.zero_()
+        with pytest.raises(RuntimeError, match="'buf' has changed"):
+            other(x())
+        assert_same(model(x()), compiled(x()))
+
+
+def test_values_that_python_reads_and_forward_changes():
+    def function(m, a):
+        m.buf.add_(1)
+        return a * 2 if m.buf[0] > 3 else a
+
+    with pytest.raises(forge_ugc.CompileError, match="data-dependent"):
+        forge_ugc.compile(Call(function, buf=torch.arange(4.0)).eval(), x())
+
+
 def test_parameter_as_input():
     def function(a):
         return a * 2 if isinstance(a, torch.nn.Parameter) and a.requires_grad else a * 3
