@@ -228,13 +228,18 @@ def _export_strictly(
     """The program by torch.export's other way, which reads Python's bytecode: to it int(t), len(t) and
     torch.tensor([t]) of what is known at run time are operators. None where it fails, too, or would not do all that
     forward() does."""
-    if isinstance(model, torch.fx.GraphModule) or not reads_values(failure):
-        return None
+    if isinstance(model, torch.fx.GraphModule) or not reads_values(failure) or "Could not guard on" in str(failure):
+        return None  # a branch is no operator in either way
     if not isinstance(model, torch.nn.Module):
         model = _Called(model)
     from torch._dynamo import config
 
-    with capturing(exporting=True), torch.no_grad(), warnings.catch_warnings(record=True) as said:
+    with (
+        capturing(exporting=True),
+        torch.no_grad(),
+        _memberships_of_constants(),
+        warnings.catch_warnings(record=True) as said,
+    ):
         warnings.simplefilter("always")
         try:
             with config.patch(trace_numpy=False):  # numpy's results would become tensors
@@ -242,6 +247,30 @@ def _export_strictly(
         except Exception:
             return None
     return None if any("side effects" in str(warning.message) for warning in said) else program
+
+
+@contextlib.contextmanager
+def _memberships_of_constants() -> Iterator[None]:
+    """Stops dynamo at `2 in numbers` where numbers are known at run time only: it takes 2 for none of them."""
+    from torch._dynamo import exc
+    from torch._dynamo.variables import lists
+
+    original = getattr(lists, "iter_contains", None)
+    if original is None:
+        yield
+        return
+
+    def checked(items: Any, search: Any, *rest: Any, **named: Any) -> Any:
+        items = list(items)
+        if any(type(item).__name__ == "SymNodeVariable" for item in items):
+            raise exc.Unsupported("membership among numbers that are known at run time only")
+        return original(items, search, *rest, **named)
+
+    lists.iter_contains = checked  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        lists.iter_contains = original  # type: ignore[attr-defined]
 
 
 class _Called(torch.nn.Module):
