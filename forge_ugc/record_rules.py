@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .capture import PURE
 from .lowering.registry import CUSTOM_RULES
@@ -132,6 +133,10 @@ class Outcome(NamedTuple):
 
 _outcomes: dict[Any, Outcome] = {}
 _inference = threading.Lock()
+# Their kernels read values, which fake tensors have none of; the types of their results follow from types alone.
+_TYPED = {
+    aten.cov.default, aten.corrcoef.default, aten.combinations.default, aten.ctc_loss.IntList, aten.ctc_loss.Tensor,
+}  # fmt: skip
 
 
 @functools.cache
@@ -140,14 +145,16 @@ def _fake_mode() -> FakeTensorMode:
 
 
 def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
-    """Runs an operator on fake tensors."""
-    mode = _fake_mode()
+    """Runs an operator on fake tensors, or on ones."""
+    mode = _fake_mode() if func not in _TYPED else _disable_current_modes()
     owner: dict[int, int] = {}
     fakes: list[torch.Tensor] = []
 
     def fake(value: Any, position: int) -> Any:
         if isinstance(value, torch.Tensor):
             made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device="cpu")
+            if func in _TYPED:
+                made.fill_(1)
             owner[made.untyped_storage()._cdata] = position
             fakes.append(made)
             return made
