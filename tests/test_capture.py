@@ -244,7 +244,7 @@ WITHOUT_GRAPH = [
     lambda x, n: x * 2 if int(n) > 1 else x,
     lambda x, n: x[: int(n)].numpy(),
     lambda x, n: x * 2 if 2 in [n.item(), 1] else x,
-    lambda x, n: x[: int(n)] * 2 if 2 in n[None].tolist() else x,
+    lambda x, n: (x * int(n), x * 2 if 2 in n[None].tolist() else x),
 ]
 
 
