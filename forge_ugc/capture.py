@@ -88,6 +88,7 @@ class Captured:
     nodes_captured: int
     containers: Containers | None = None  # the caller's lists, dicts and caches that forward() changes
     guards: list[tuple[Any, int | None, int | None]] = field(default_factory=list)  # (expression, least, most)
+    fixed: list[tuple[Slot, torch.Tensor]] = field(default_factory=list)  # state that Python read, and its value then
     recorded: bool = False  # by fast capture, not torch.export; then `nodes_captured` counts recorded calls
     declined: str = ""  # why fast capture was not taken
     lender: Callable[[], Any] | None = None  # a `_core.Program` with the same weights as they are now, or None
@@ -227,13 +228,18 @@ def _export_strictly(
     """The program by torch.export's other way, which reads Python's bytecode: to it int(t), len(t) and
     torch.tensor([t]) of what is known at run time are operators. None where it fails, too, or would not do all that
     forward() does."""
-    if isinstance(model, torch.fx.GraphModule) or not reads_values(failure):
-        return None
+    if isinstance(model, torch.fx.GraphModule) or not reads_values(failure) or "Could not guard on" in str(failure):
+        return None  # a branch is no operator in either way
     if not isinstance(model, torch.nn.Module):
         model = _Called(model)
     from torch._dynamo import config
 
-    with capturing(exporting=True), torch.no_grad(), warnings.catch_warnings(record=True) as said:
+    with (
+        capturing(exporting=True),
+        torch.no_grad(),
+        _memberships_of_constants(),
+        warnings.catch_warnings(record=True) as said,
+    ):
         warnings.simplefilter("always")
         try:
             with config.patch(trace_numpy=False):  # numpy's results would become tensors
@@ -241,6 +247,30 @@ def _export_strictly(
         except Exception:
             return None
     return None if any("side effects" in str(warning.message) for warning in said) else program
+
+
+@contextlib.contextmanager
+def _memberships_of_constants() -> Iterator[None]:
+    """Stops dynamo at `2 in numbers` where numbers are known at run time only: it takes 2 for none of them."""
+    from torch._dynamo import exc
+    from torch._dynamo.variables import lists
+
+    original = getattr(lists, "iter_contains", None)
+    if original is None:
+        yield
+        return
+
+    def checked(items: Any, search: Any, *rest: Any, **named: Any) -> Any:
+        items = list(items)
+        if any(type(item).__name__ == "SymNodeVariable" for item in items):
+            raise exc.Unsupported("membership among numbers that are known at run time only")
+        return original(items, search, *rest, **named)
+
+    lists.iter_contains = checked  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        lists.iter_contains = original  # type: ignore[attr-defined]
 
 
 class _Called(torch.nn.Module):
@@ -376,10 +406,24 @@ def _is_plain(node: torch.fx.Node) -> bool:
     return not str(getattr(node.target, "__module__", "")).startswith("torch._functorch")
 
 
+def _functionalised(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without writes, its results one flat tuple. Slow, hence only where needed."""
+    signature = program.module_call_graph[0].signature
+    assert signature is not None and signature.out_spec is not None
+    whole, count = signature.out_spec, signature.out_spec.num_leaves
+    # torch would make the results' containers anew and trace that: a transformers cache copies what it is made of
+    signature.out_spec = pytree.tree_structure((0,) * count)
+    try:
+        return program.run_decompositions({})  # the empty table keeps composite operators whole
+    finally:
+        signature.out_spec = whole
+
+
 class _Reader:
     """Reads an ExportedProgram into a Captured."""
 
     def __init__(self, program: torch.export.ExportedProgram, signature: Signature, owner: Any, prefix: str) -> None:
+        out_spec = program.call_spec.out_spec
         self.captured_count = sum(node.op == "call_function" for node in program.graph.nodes)
         for node in _calls(program.graph_module):
             if node.target is _SET_DATA:
@@ -388,13 +432,13 @@ class _Reader:
                     f"`tensor.data = ...` at {where or 'unknown line'}: torch.export loses it; use copy_()"
                 )
         if not all(map(_is_plain, _calls(program.graph_module))):
-            # functionalises; the empty table keeps composite operators whole. Slow, hence only where needed.
-            program = program.run_decompositions({})
+            program = _functionalised(program)
             if any(n.target is aten.unfold_backward.default for n in program.graph.nodes):
                 raise CompileError(
                     "forward() writes through x.unfold(), which torch.export gets wrong; write into slices instead"
                 )
         self.program, self.signature, self.owner, self.prefix = program, signature, owner, prefix
+        self.out_spec = out_spec
         self.nodes: list[Node] = []
         self.slots: dict[int, Slot] = {}
         self.parts: dict[torch.fx.Node, Slot] = {}  # state that is made of tensors, and is taken apart
@@ -440,13 +484,12 @@ class _Reader:
                 writes.append(Output(value, by_name[out.target]))
             else:
                 raise CompileError(f"output of kind {out.kind.name} is not supported")
-        out_spec = program.call_spec.out_spec
-        assert out_spec is not None
+        assert self.out_spec is not None
         captured = Captured(
             self.nodes,
             outputs,
             writes,
-            out_spec,
+            self.out_spec,
             self.signature,
             self.slots,
             self.captured_count,

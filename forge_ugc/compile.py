@@ -21,7 +21,7 @@ from .adapters import Adapters, find_adapters
 from .capture import Captured, capture_export
 from .compiled import CompiledModel
 from .containers import check_cache, register_caches, register_dataclasses
-from .errors import CompileError, FallbackWarning
+from .errors import CompileError, FallbackWarning, reads_values
 from .fastcapture import Unsupported, capture_fast, count_exported
 from .pause import collector_paused
 from .plan import Options
@@ -256,8 +256,16 @@ def _capture(
             declined = str(reason)
     if captured is None:
         phase("capturing with torch.export")
-        captured = capture_export(model, args, kwargs, dynamic_shapes)
-        captured.declined = declined
+        try:
+            captured = capture_export(model, args, kwargs, dynamic_shapes)
+        except CompileError as error:
+            if capture != "auto" or not reads_values(error.__cause__ or error):
+                raise
+            try:  # the values of the model's own tensors may be all that Python reads
+                captured = capture_fast(model, args, kwargs, dynamic_shapes, fix=True)
+            except Unsupported:
+                raise error from error.__cause__
+        captured.declined = declined if not captured.recorded else ""
     example = captured.signature.flatten(captured.signature.values(args, kwargs))
     return captured, example, meta
 

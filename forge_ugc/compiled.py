@@ -30,7 +30,7 @@ from .repeat import Repeat, picker, repeat_of
 from .report import Report
 from .signature import packer, same_constant
 from .specialise import SymbolicInputs, Symbols
-from .state import Slot, Structure, Watcher, has_memory
+from .state import Slot, Structure, Watcher, has_memory, same_values
 from .table import OBJECT
 
 _CACHE = 16  # programs for different shapes that are kept
@@ -59,6 +59,7 @@ class CompiledModel:
         self._read_inputs(captured)
         written = {w.writes for w in captured.writes}
         slots = {s.place: s for i, s in captured.slots.items() if i not in written}
+        slots |= {s.place: s for s, _ in captured.fixed}
         self._watcher = Watcher(list(slots.values()))
         self._structure = Structure(model)
         nodes = [captured.nodes[i] for i in written if i is not None]
@@ -344,8 +345,16 @@ class CompiledModel:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Takes over the weights as they are now: packs and folds again. Automatic where a change is noticed."""
+        """Takes over the weights as they are now: packs and folds again. Automatic where a change is noticed.
+
+        RuntimeError where forward() branches on a buffer that has other values now."""
         with self._lock:
+            for slot, value in self._captured.fixed:
+                if not same_values(slot.tensor(), value):
+                    raise RuntimeError(
+                        f"{slot.name!r} has changed since compiling, and forward() reads its values in Python; compile "
+                        "the model again"
+                    )
             self._watcher.take()
             self._repeat = None
             self._plans = OrderedDict()
@@ -514,7 +523,8 @@ class CompiledModel:
         with self._lock:
             other.__dict__.update(self.__dict__)
             other._lock = threading.RLock()
-            other._model, other._captured = model, replace(self._captured, slots=slots)
+            fixed = [(s._replace(where=moved.get(id(s.where), s.where)), value) for s, value in self._captured.fixed]
+            other._model, other._captured = model, replace(self._captured, slots=slots, fixed=fixed)
             watched = [s._replace(where=moved.get(id(s.where), s.where)) for s in self._watcher.slots]
             other._watcher = Watcher(watched)
             other._structure = Structure(model)

@@ -54,9 +54,11 @@ def capture_fast(
     dynamic_shapes: Any = None,
     *,
     only_operators: bool = False,
+    fix: bool = False,
 ) -> Captured:
     """Captures by recording. Raises Unsupported, and nothing else, where that is not certainly right.
 
+    fix: Python may read values of the model's own tensors; they are then fixed (`Captured.fixed`).
     only_operators: `model` is a function that calls torch's operators and nothing else, no compiled code; then no flag
         of the process is touched, which other threads would see.
     """
@@ -67,14 +69,14 @@ def capture_fast(
         signature = Signature.of_callable(model, args, kwargs)
         with _recording:
             try:
-                return _attempt(model, signature, *signature.canonical(args, kwargs), only_operators)
+                return _attempt(model, signature, *signature.canonical(args, kwargs), only_operators, fix)
             except Unsupported as first:
                 # some models read values in eager mode that they do without while exporting
                 exporting = _exporting_context()
                 if first.early or exporting is None or only_operators:
                     raise
                 with exporting:
-                    return _attempt(model, signature, *signature.canonical(args, kwargs))
+                    return _attempt(model, signature, *signature.canonical(args, kwargs), fix=fix)
     except Unsupported:
         raise
     except Exception as error:
@@ -165,11 +167,16 @@ def _place(places: dict[int, tuple[Kind, Slot]], keep: list[torch.Tensor], value
 
 
 def _attempt(
-    model: Any, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], only_operators: bool = False
+    model: Any,
+    signature: Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    only_operators: bool = False,
+    fix: bool = False,
 ) -> Captured:
     """Records; what a recording that failed has put into caches is taken out of them."""
     places, keep = _state(model)
-    recorder = Recorder(places)
+    recorder = Recorder(places, fix)
     try:
         return _record(recorder, model, signature, args, kwargs, only_operators)
     except Exception as error:
@@ -222,6 +229,9 @@ def _record(
         raise recorder.failure
     _check_writes(recorder)
     _check_foreign(recorder)
+    fixed = recorder.fixed.tensors if recorder.fixed is not None else {}
+    if not recorder.written.keys().isdisjoint(fixed):
+        raise Unsupported("a value is read that forward() changes")
     nodes, slots, outputs, writes = _prune(recorder, values)
     _check_leaks(recorder)
     captured = Captured(
@@ -233,6 +243,7 @@ def _record(
         slots,
         sum(node.kind is Kind.CALL for node in nodes),
         recorded=True,
+        fixed=list(fixed.values()),
     )
     if watch.active:
         captured.outputs, captured.out_spec, captured.containers = watch.split(outputs)
@@ -260,7 +271,7 @@ def _inputs(recorder: Recorder, signature: Signature, flat: list[Any]) -> list[A
 def _output(recorder: Recorder, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = recorder.symbol(value) if type(value) is not Symbol else value
-        return Ref(value.node if type(value) is Symbol else recorder.constant(value, returned=True))
+        return Ref(recorder.returned(value) if type(value) is Symbol else recorder.constant(value, returned=True))
     if not _is_value(value):
         raise Unsupported(f"an output is a {type(value).__name__}")
     return value

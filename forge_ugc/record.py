@@ -31,6 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .capture import Kind, Node, Ref, TensorMeta
 from .errors import _OWN_DIR, _TORCH_DIR, known_source
 from .record_rules import LIFT, Outcome, Rule, Type, Unsupported, outcome_of, rule_of
+from .record_values import Fixed
+from .record_views import VIEWS, Memory, Step, can_store, follow, store
 from .state import Slot, made_of_tensors, parts_of
 
 aten = torch.ops.aten
@@ -39,33 +41,29 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MAX_CONSTANTS = 64 << 20  # bytes; more would be copied than is worth it
 
 
-class Memory:
-    """What views of one another share. `frozen`: not to be written except through the leaf itself."""
-
-    __slots__ = ("frozen", "views")
-
-    def __init__(self, frozen: bool) -> None:
-        self.views: list[weakref.ref[Symbol]] = []
-        self.frozen = frozen
-
-
 class Symbol(torch.Tensor):
-    """The value of `node`, a tensor of `type_`."""
+    """A tensor of `type_`. `node`: its value when `memory` was at `version`.
+
+    `path`: how it is a view of the tensor that owns the memory (not at all: empty); None: it may as well be a copy.
+    """
 
     node: int
     type_: Type
     memory: Memory
+    path: tuple[Step, ...] | None
+    version: int
     recorder: Recorder
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def make(recorder: Recorder, node: int, type_: Type, memory: Memory) -> Symbol:
+    def make(recorder: Recorder, node: int, type_: Type, memory: Memory, path: tuple[Step, ...] | None = ()) -> Symbol:
         self: Symbol = torch.Tensor._make_wrapper_subclass(
             Symbol, type_[0], strides=type_[1], dtype=type_[2], device=_CPU, requires_grad=False
         )
         self.recorder, self.node, self.type_, self.memory = recorder, node, type_, memory
-        memory.views.append(weakref.ref(self))
+        self.path, self.version = path, memory.version
+        memory.add(self)
         recorder.symbols.append(weakref.ref(self))
         return self
 
@@ -86,11 +84,15 @@ class Symbol(torch.Tensor):
 
 
 class Recorder(TorchDispatchMode):
-    """Sees every ATen call. `state`: id of each parameter, buffer or plain attribute of the model -> its place."""
+    """Sees every ATen call. `state`: id of each parameter, buffer or plain attribute of the model -> its place.
 
-    def __init__(self, state: dict[int, tuple[Kind, Slot]]) -> None:
+    fix: take the values of state that Python reads as they are, and note them in `fixed`.
+    """
+
+    def __init__(self, state: dict[int, tuple[Kind, Slot]], fix: bool = False) -> None:
         super().__init__()
         self.state = state
+        self.fixed = Fixed(self) if fix else None
         self.nodes: list[Node] = []
         self.slots: dict[int, Slot] = {}
         self.symbols: list[weakref.ref[Symbol]] = []
@@ -152,7 +154,8 @@ class Recorder(TorchDispatchMode):
         self.nodes.append(Node(f"{kind.value}_{target}", kind, target, meta=TensorMeta(dtype, shape, True)))
         if slot is not None:
             self.slots[index] = slot
-        symbol = Symbol.make(self, index, (shape, tuple(tensor.stride()), dtype), Memory(True))
+        memory = Memory(index, leaf=index, frozen=kind is Kind.CONSTANT)
+        symbol = Symbol.make(self, index, (shape, tuple(tensor.stride()), dtype), memory)
         if isinstance(tensor, torch.nn.Parameter):
             symbol._is_param = True  # isinstance(symbol, Parameter)
         self.leaves[id(symbol)] = (index, symbol, tensor)
@@ -251,6 +254,8 @@ class Recorder(TorchDispatchMode):
             return self._native(func, rule, args, kwargs)
         if rule.inactive is not None and rule.inactive(args, kwargs):
             return given[0]
+        if rule.value and self.fixed is not None:
+            return self.fixed.call(func, *self._references((given, named)))
         reason = rule.refuse or (rule.special(args, kwargs) if rule.special is not None else "")
         if reason:
             raise Unsupported(f"{reason}: {func}")
@@ -269,6 +274,14 @@ class Recorder(TorchDispatchMode):
             return [self._mapped(v) for v in value]
         return value
 
+    def _references(self, value: Any) -> Any:
+        """Arguments with Refs in the place of Symbols."""
+        if type(value) is Symbol:
+            return Ref(self.current(value))
+        if type(value) is list or type(value) is tuple:
+            return type(value)(map(self._references, value))
+        return {k: self._references(v) for k, v in value.items()} if type(value) is dict else value
+
     def _native(self, func: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call on tensors made while recording: torch computes it now."""
         if rule.random and not (rule.inactive is not None and rule.inactive(args, kwargs)):
@@ -286,7 +299,7 @@ class Recorder(TorchDispatchMode):
         """A recorded argument, and what of it decides the result's type."""
         kind = type(value)
         if kind is Symbol:
-            return Ref(value.node), value.type_
+            return Ref(self.current(value)), value.type_
         if kind is int or kind is float or kind is bool or kind is str or kind is complex or value is None:
             return value, (kind, value)
         if isinstance(value, torch.Tensor):
@@ -310,50 +323,87 @@ class Recorder(TorchDispatchMode):
         index = len(self.nodes)
         name = f"{func._schema.name.partition('::')[2]}_{index}"
         refs, source = tuple(p[0] for p in pairs), _source()
-        memory = self._memory(rule, outcome, args, kwargs)
         call = Node(name, Kind.CALL, func, refs, {k: ref for k, ref, _ in named}, None, source)
         self.nodes.append(call)
         if outcome.kind == "tensor":
             call.meta = _meta(outcome.types)
-            return Symbol.make(self, index, outcome.types, memory or Memory(False))
+            return Symbol.make(self, index, outcome.types, *self._memory(call, rule, outcome, args, kwargs, None))
         call.meta = tuple(map(_meta, outcome.types))
         results: list[Symbol | None] = []
         for i, type_ in enumerate(outcome.types):
             if type_ is None:
                 results.append(None)
                 continue
-            item = Node(f"{name}_{i}", Kind.CALL, operator.getitem, (Ref(index), i), {}, _meta(type_), source)
-            self.nodes.append(item)
-            results.append(Symbol.make(self, len(self.nodes) - 1, type_, memory or Memory(False)))
+            item = self._append(operator.getitem, (Ref(index), i), {}, _meta(type_))
+            results.append(Symbol.make(self, item, type_, *self._memory(call, rule, outcome, args, kwargs, i)))
         return results if outcome.kind == "list" else tuple(results)
 
-    def _memory(self, rule: Rule, outcome: Outcome, args: list[Any], kwargs: dict[str, Any]) -> Memory | None:
-        """The memory that a result shares. What shares more than one tensor's is never written after."""
+    def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> int:
+        index = len(self.nodes)
+        name = f"{func._schema.name.partition('::')[2] if func is not operator.getitem else 'getitem'}_{index}"
+        self.nodes.append(Node(name, Kind.CALL, func, args, kwargs, meta, _source()))
+        return index
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def _memory(
+        self, call: Node, rule: Rule, outcome: Outcome, args: list[Any], kwargs: dict[str, Any], item: int | None
+    ) -> tuple[Memory, tuple[Step, ...] | None]:
+        """The memory of a result (or `item` of several), and how it is a view of the tensor that owns it."""
         sources = set(outcome.shares) | ({rule.alias} if rule.alias is not None else set())
         if not sources:
-            return None
+            return Memory(len(self.nodes) - 1), ()
         (first, *more) = sources
         if not more and 0 <= first < len(args) and type(args[first]) is Symbol:
-            memory: Memory = args[first].memory
-            return memory
+            given: Symbol = args[first]
+            free = not given.memory.frozen and given.memory.leaf is None
+            if given.path is None and free and not given.memory.others(given):
+                self._own(given)
+            known = given.path is not None and first == 0 and outcome.shares == (0,) and call.target in VIEWS
+            if not known:
+                return given.memory, None
+            before = _meta(given.type_)
+            assert given.path is not None and before is not None
+            return given.memory, (*given.path, Step(call.target, call.args[1:], call.kwargs, before, call.meta, item))
         for symbol in _all_symbols((args, list(kwargs.values()))):
             symbol.memory.frozen = True
-            self.leaves.pop(id(symbol), None)
-        return Memory(True)
+        return Memory(len(self.nodes) - 1, frozen=True), ()
+
+    def _own(self, symbol: Symbol) -> None:
+        """Nobody else can see what is written to it: it need not be known of what it was a view."""
+        symbol.memory, symbol.path, symbol.version = Memory(symbol.node), (), 0
+        symbol.memory.add(symbol)
+
+    def current(self, symbol: Symbol) -> int:
+        """The node of its value as of now."""
+        if symbol.version != symbol.memory.version:
+            assert symbol.path is not None  # else no one may write
+            symbol.node = follow(self._append, symbol.memory.node, symbol.path)
+            symbol.version = symbol.memory.version
+        return symbol.node
+
+    def returned(self, symbol: Symbol) -> int:
+        """The node of what forward() returns: a view of what was written is one of its present value."""
+        if symbol.memory.version and symbol.path:
+            return follow(self._append, symbol.memory.node, symbol.path)
+        return self.current(symbol)
 
     def _write(self, func: Any, functional: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """An in-place call in its out-of-place form; `target` stands for the new value from here on."""
+        """An in-place call in its out-of-place form; `target` and its views stand for the new value from here on."""
         target = args[0]
         if type(target) is not Symbol:
             raise Unsupported(f"a constant is written: {func}")
-        leaf = self.leaves.get(id(target))
-        if leaf is not None and self.nodes[leaf[0]].kind not in (Kind.INPUT, Kind.STATE):
-            raise Unsupported(f"a constant is written: {func}")
-        if target.memory.frozen and leaf is None:
-            raise Unsupported(f"a view of an input or parameter is written: {func}")
-        views = target.memory.views
-        if any(other is not None and other is not target for other in (view() for view in views)):
-            raise Unsupported(f"memory is written that a view shares: {func}")
+        memory = target.memory
+        if memory.frozen:
+            raise Unsupported(f"memory is written that is a constant's or several tensors': {func}")
+        others = memory.others(target)
+        if not others and memory.leaf is None:
+            self.current(target)
+            self._own(target)
+        elif target.path is None or any(other.path is None for other in others):
+            raise Unsupported(f"memory is written that a view may share: {func}")
+        elif not can_store(target.path):
+            raise Unsupported(f"a view is written through {target.path[-1].func}: {func}")
         shape, _, dtype = target.type_
         result = self._record(functional, rule_of(functional), args, kwargs)
         if type(result) is not Symbol or result.type_[0] != shape:
@@ -362,10 +412,12 @@ class Recorder(TorchDispatchMode):
             to = aten.to.dtype
             result = self._record(to, rule_of(to), [result, dtype], {})
         if result is not target:
-            target.node = result.node
-            views[:] = [weakref.ref(target)]
-            if leaf is not None:
-                self.written[leaf[0]] = target.node
+            memory = target.memory
+            memory.node = store(self._append, memory.node, target.path or (), result.node)
+            memory.version += 1
+            target.node, target.version = result.node, memory.version
+            if memory.leaf is not None:
+                self.written[memory.leaf] = memory.node
         return target
 
 
@@ -427,6 +479,8 @@ class Functions(TorchFunctionMode):
             named = {k: self._map(v) for k, v in kwargs.items()} if kwargs else {}
             symbols = given and (type(given[0]) is Symbol or _has_symbol((given, named)))
             if symbols:
+                if func is torch.Tensor.tolist and recorder.fixed is not None and type(given[0]) is Symbol:
+                    return recorder.fixed.call(func, (Ref(recorder.current(given[0])),), {})
                 if func in _REFUSED or func in _SETTERS:
                     raise Unsupported(f"Tensor.{getattr(func, '__name__', func)} past the operators")
                 if torch.is_autocast_enabled("cpu"):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .capture import PURE
 from .lowering.registry import CUSTOM_RULES
@@ -33,6 +34,7 @@ class Rule(NamedTuple):
     """What to do with an operator."""
 
     refuse: str = ""  # reason never to record it
+    value: bool = False  # its result is a Python value that depends on tensors'
     functional: Any = None  # record this out-of-place form of it
     alias: int | None = None  # the argument whose memory the result may share by the schema
     special: Callable[[tuple[Any, ...], dict[str, Any]], str] | None = None  # reason to refuse this call, or ""
@@ -74,7 +76,7 @@ def rule_of(func: Any) -> Rule:
         if func.namespace not in PURE or schema.is_mutable:
             return Rule("custom operator", random=True)
     if name in _VALUE or torch.Tag.data_dependent_output in tags:
-        return Rule("value known at run time only")
+        return Rule("value known at run time only", value=name in _VALUE)
     if name in _MEMORY:
         return Rule("depends on memory order", random=random)
     if name in _DROPOUT or (name[:-1] in _DROPOUT and name.endswith("_")):
@@ -131,6 +133,10 @@ class Outcome(NamedTuple):
 
 _outcomes: dict[Any, Outcome] = {}
 _inference = threading.Lock()
+# Their kernels read values, which fake tensors have none of; the types of their results follow from types alone.
+_TYPED = {
+    aten.cov.default, aten.corrcoef.default, aten.combinations.default, aten.ctc_loss.IntList, aten.ctc_loss.Tensor,
+}  # fmt: skip
 
 
 @functools.cache
@@ -139,14 +145,16 @@ def _fake_mode() -> FakeTensorMode:
 
 
 def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
-    """Runs an operator on fake tensors."""
-    mode = _fake_mode()
+    """Runs an operator on fake tensors, or on ones."""
+    mode = _fake_mode() if func not in _TYPED else _disable_current_modes()
     owner: dict[int, int] = {}
     fakes: list[torch.Tensor] = []
 
     def fake(value: Any, position: int) -> Any:
         if isinstance(value, torch.Tensor):
             made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device="cpu")
+            if func in _TYPED:
+                made.fill_(1)
             owner[made.untyped_storage()._cdata] = position
             fakes.append(made)
             return made
@@ -163,7 +171,9 @@ def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
 
     def shares(values: Any) -> tuple[int, ...]:
         found = {owner.get(v.untyped_storage()._cdata) for v in values if v is not None}
-        return tuple(sorted(i for i in found if i is not None))
+        if found == {None}:
+            return ()
+        return tuple(sorted(-1 if i is None else i for i in found))  # some do, some do not: no view is certain
 
     with _inference, mode:
         formal = [fake(a, i) for i, a in enumerate(args)]

@@ -240,6 +240,13 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are of one type and equal; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def _is_cut(tensor: torch.Tensor) -> bool:
     """Whether a tensor reaches past the end of its storage, which was resized."""
     if not tensor.numel() or not tensor.is_cpu:

@@ -144,6 +144,18 @@ def several_results(m, a):
 
 
 @takes()
+def operators_that_read_values_within(m, a):
+    return torch.cov(a), torch.corrcoef(a), torch.combinations(a[0], 3), torch.cov(a, fweights=torch.arange(4))
+
+
+@takes(lambda: x(9, 2, 5), lambda: torch.tensor([[1, 2, 4], [3, 3, 0]]), lambda: torch.tensor([9, 7]))
+def ctc(m, a, targets, lengths):
+    a = a.log_softmax(2)
+    loss = torch.nn.functional.ctc_loss
+    return loss(a, targets, lengths, targets.count_nonzero(1)), loss(a, targets, (9, 8), (3, 2), reduction="none")
+
+
+@takes()
 def promotion(m, a):
     i = torch.arange(4)
     return a * 2, a * torch.tensor(2.0, dtype=torch.float64), i * 2.5, a.half() * torch.tensor(1.5), a.long() + i

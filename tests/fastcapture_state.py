@@ -60,25 +60,95 @@ def write_dead_view(m, a):
     return y, z
 
 
-@declines()
+@takes()
 def write_through_view(m, a):
     y = m.lin(a)
     y[:, 0] = 1
     return y
 
 
-@declines()
+@takes()
 def write_through_input_view(m, a):
     a[:, 0].zero_()
     return a * 2
 
 
-@declines()
+@takes()
 def write_with_live_view(m, a):
     y = m.lin(a)
     v = y.view(-1)
     y.add_(1)
     return v.sum(), y
+
+
+@takes()
+def write_through_views_of_views(m, a):
+    y = m.lin(a)
+    rows = y.t().unsqueeze(0)[:, 1:3]
+    before = rows * 1
+    rows[0, 0] = 7
+    rows.mul_(2)
+    y.view(-1)[::3] -= 1
+    return before, rows * 1, y
+
+
+@takes()
+def write_parts(m, a):
+    y = m.lin(a)
+    left, right = y.split(2, 1)
+    last = y.unbind(0)[-1]
+    for i, part in enumerate((*y.chunk(3, 1), *right.split_with_sizes([1, 1], 1), last, y.narrow(1, -2, 1))):
+        part.add_(i + 1.5)
+    y.diagonal(1).fill_(5)
+    y.permute(-1, 0)[0].neg_()
+    y.transpose(0, 1).swapaxes(0, 1).T[3].copy_(a[:, 0])
+    y.unflatten(1, (2, 2))[:, 1].squeeze().view_as(right).mul_(right)
+    y.expand(2, 3, 4)  # not alive when y is written
+    wide = y[:1].expand(3, 4)
+    y[a > 0] = 0
+    y[[0, 2], 1:] += 1
+    return left * 1, right * 1, last.sum(), wide * 2, y
+
+
+@takes()
+def write_view_of_reshaped(m, a):
+    y = m.lin(a)
+    y = y.reshape(2, 6)
+    y[:, 1:] = y[:, :-1].clone()
+    return y
+
+
+@takes()
+def write_shifted(m, a):
+    """As transformers makes the decoder's input of the labels."""
+    shifted = a.new_zeros(a.shape)
+    shifted[:, 1:] = a[:, :-1].clone()
+    shifted[:, 0] = 3
+    return shifted.masked_fill_(shifted < 0, 9)
+
+
+@takes(buf=lambda: torch.zeros(3, 4))
+def write_views_of_state(m, a):
+    rows, flat = m.buf[1:], m.buf.view(-1)
+    rows.copy_(a[1:])
+    flat[:2].add_(a[0, :2])
+    m.buf.mul_(2)
+    return rows, flat[1:], m.buf.sum()
+
+
+@declines()
+def write_expanded(m, a):
+    y = m.lin(a)
+    v = y[:1].expand(3, 4)
+    v.add_(1)
+    return y, v
+
+
+@declines()
+def write_where_a_reshape_may_see_it(m, a):
+    v = a.reshape(-1)
+    a.add_(1)
+    return v * 1
 
 
 @declines()
@@ -89,13 +159,13 @@ def write_reshape_that_may_copy(m, a):
     return y, v
 
 
-@declines()
+@takes()
 def write_detached(m, a):
     a.detach().add_(1)
     return a * 2
 
 
-@declines()
+@takes()
 def write_dot_data(m, a):
     a.data.add_(1)
     return a * 2
@@ -121,7 +191,7 @@ def write_parameter(m, a):
     return m.lin(a)
 
 
-@declines()
+@takes()
 def write_parameter_row(m, a):
     with torch.no_grad():
         m.lin.weight[0] += 1

@@ -239,7 +239,16 @@ class Kept(nn.Module):
         return x[: int(n)]
 
 
-@pytest.mark.parametrize("model", [Kept(), lambda x, n: x * 2 if int(n) > 1 else x, lambda x, n: x[: int(n)].numpy()])
+WITHOUT_GRAPH = [
+    Kept(),
+    lambda x, n: x * 2 if int(n) > 1 else x,
+    lambda x, n: x[: int(n)].numpy(),
+    lambda x, n: x * 2 if 2 in [n.item(), 1] else x,
+    lambda x, n: (x * int(n), x * 2 if 2 in n[None].tolist() else x),
+]
+
+
+@pytest.mark.parametrize("model", WITHOUT_GRAPH)
 def test_numbers_known_at_run_time_and_what_no_graph_can_do(model: Any) -> None:
     with pytest.raises(forge_ugc.CompileError, match=r"test_capture\.py:\d+"):
         forge_ugc.compile(model, (torch.randn(3), torch.tensor(2)))

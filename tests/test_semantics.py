@@ -334,3 +334,17 @@ def test_caches_of_encoder_and_decoder() -> None:
         assert_same(model(**theirs), forge(**ours))
         assert_same(expected[name], got[name])
         assert got[name].self_attention_cache is inner and inner.get_seq_length() == 3
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+def test_caches_beside_writes(capture: str) -> None:
+    """The decoder's input is made of the labels, by writes into slices; caches are among the results."""
+    transformers = pytest.importorskip("transformers")
+    small = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**small)).eval()
+    inputs = {"input_ids": torch.randint(3, 64, (1, 5)), "labels": torch.tensor([[5, 6, -100]])}
+    forge = forge_ugc.compile(model, (), inputs, capture=capture)
+    assert forge.report["capture"] == ("fast" if capture == "auto" else "export")
+    inputs["labels"] = torch.tensor([[9, -100, 8]])
+    with torch.no_grad():
+        assert_same(model(**inputs), forge(**inputs))
