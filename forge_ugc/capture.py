@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .capturing import capturing
-from .containers import Containers, Watch
+from .containers import Containers, Watch, slides
 from .errors import CompileError, explain_export_failure, reads_values, source_of
 from .overlap import written_overlap
 from .signature import Signature
@@ -89,6 +89,7 @@ class Captured:
     containers: Containers | None = None  # the caller's lists, dicts and caches that forward() changes
     guards: list[tuple[Any, int | None, int | None]] = field(default_factory=list)  # (expression, least, most)
     fixed: list[tuple[Slot, torch.Tensor]] = field(default_factory=list)  # state that Python read, and its value then
+    counters: list[list[int | None]] = field(default_factory=list)  # of the caches in the result (`counters_of`)
     recorded: bool = False  # by fast capture, not torch.export; then `nodes_captured` counts recorded calls
     declined: str = ""  # why fast capture was not taken
     lender: Callable[[], Any] | None = None  # a `_core.Program` with the same weights as they are now, or None
@@ -166,7 +167,7 @@ def capture_export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         return _Reader(model, signature, model, prefix="").read(None)
     signature = Signature.of_callable(model, args, kwargs)
     traced, (args, kwargs) = _traceable(model, signature.canonical(args, kwargs))
-    watch = Watch(traced, signature)
+    watch = Watch(traced, signature, always=slides(traced))
     shapes = signature.dynamic_shapes(dynamic_shapes)
     grown = _at_least_two(signature, args, kwargs, shapes) if shapes else None
     rng, seed = torch.get_rng_state(), torch.initial_seed()
@@ -497,6 +498,7 @@ class _Reader:
         )
         if watch is not None and watch.active:
             captured.outputs, captured.out_spec, captured.containers = watch.split(outputs)
+            captured.counters = watch.counters
         return captured
 
     def _block(self, module: torch.fx.GraphModule, env: dict[torch.fx.Node, Any], autocast: Any) -> Any:

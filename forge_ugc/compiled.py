@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from . import npu
 from .adapters import Adapters
 from .capture import Captured, Kind, TensorMeta
-from .containers import SameContainer, check_cache
+from .containers import SameContainer, check_cache, packer_of
 from .errors import CompileError, NpuWarning
 from .lowering import lower
 from .lowering.outputs import Fresh, Known
@@ -28,7 +28,7 @@ from .plan import Options, Plan
 from .profile import Profile
 from .repeat import Repeat, picker, repeat_of
 from .report import Report
-from .signature import packer, same_constant
+from .signature import same_constant
 from .specialise import SymbolicInputs, Symbols
 from .state import Slot, Structure, Watcher, has_memory, same_values
 from .table import OBJECT
@@ -72,7 +72,7 @@ class CompiledModel:
         self._plans[self._example_shapes] = self._make_plan(self._example_symbols)
         self._repeat: Repeat | None = None
         self._memory = OutputMemory()
-        self._pack = packer(captured.out_spec)
+        self._pack = packer_of(captured.out_spec, captured.counters)
 
     def _read_inputs(self, captured: Captured) -> None:
         paths = captured.signature.paths

@@ -10,14 +10,16 @@ import dataclasses
 import functools
 import inspect
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .errors import CompileError
-from .signature import Signature, flatten_like
+from .signature import Signature, flatten_like, has_kind, packer
 
 
 class SameContainer:
@@ -46,7 +48,7 @@ class Containers:
     def adopt(self, found: list[Any], results: list[list[Any]]) -> None:
         """Stores the new contents into the caller's objects; `results`: leaves of each change."""
         for change, leaves in zip(self.changes, results, strict=True):
-            _assign(found[change.number], pytree.tree_unflatten(leaves, change.spec), change.lengths)
+            _assign(found[change.number], _unflatten(change.spec, [], leaves), change.lengths)
 
 
 class Watch:
@@ -61,6 +63,7 @@ class Watch:
         if self.active:
             self.module = _watching(model, self)
             self.prefix = "model." if isinstance(model, torch.nn.Module) else ""
+        self.counters: list[list[int | None]] = []
         self._spec: pytree.TreeSpec | None = None
         self._leaves: list[Any] = []
         self._changes: list[tuple[Change, int]] = []
@@ -75,6 +78,7 @@ class Watch:
         lengths = [_lengths(c) for c in found]
         result = call(*args, **kwargs)
         register_dataclasses(result)
+        self.counters = counters_of(result)
         numbers = {id(c): i for i, c in enumerate(found)}
         leaves, self._spec = pytree.tree_flatten(result, is_leaf=lambda v: id(v) in numbers)
         self._leaves = [SameContainer(numbers[id(v)]) if id(v) in numbers else None for v in leaves]
@@ -244,6 +248,64 @@ def _lengths(container: Any) -> list[int | None]:
     if not _is_cache(container):
         return []
     return [getattr(layer, "cumulative_length", None) for layer in container.layers]
+
+
+def _caches(tree: Any) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_cache) if _is_cache(leaf)]
+
+
+def counters_of(result: Any) -> list[list[int | None]]:
+    """Of each cache in a result the positions that its layers have seen, where they keep the keys of fewer (sliding
+    windows): Python state that pytrees do not carry. Empty: there is none."""
+
+    def counter(layer: Any) -> int | None:
+        length, keys = getattr(layer, "cumulative_length", None), getattr(layer, "keys", None)
+        if type(length) is not int or not isinstance(keys, torch.Tensor) or type(keys.shape[-2]) is not int:
+            return None
+        return length if length != keys.shape[-2] else None
+
+    counters = [[counter(layer) for layer in cache.layers] for cache in _caches(result)]
+    return counters if any(n is not None for layers in counters for n in layers) else []
+
+
+def slides(model: Any) -> bool:
+    """Whether a model of transformers has layers with sliding windows, so that `counters_of` has to see its results."""
+    config = getattr(model, "config", None)
+    return getattr(config, "sliding_window", None) is not None and _is_of_transformers(model)
+
+
+class _Holding(TorchFunctionMode):
+    """transformers makes a cache by joining nothing and what it shall hold: here that is held itself, not a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.cat and args and len(args[0]) == 2:
+            nothing, tensor = args[0]
+            same = nothing.shape == (0,) and nothing.dtype is tensor.dtype and tensor.dim() > 1
+            if same and id(tensor) not in self._held:
+                self._held.add(id(tensor))
+                return tensor
+        return func(*args, **(kwargs or {}))
+
+
+def _unflatten(spec: pytree.TreeSpec, counters: list[list[int | None]], leaves: Sequence[Any]) -> Any:
+    with _Holding():
+        made = pytree.tree_unflatten(leaves, spec)
+    for cache, counts in zip(_caches(made) if counters else (), counters, strict=True):
+        for layer, count in zip(cache.layers, counts, strict=True):
+            if count is not None:
+                layer.cumulative_length = count
+    return made
+
+
+def packer_of(spec: pytree.TreeSpec, counters: list[list[int | None]]) -> Callable[[Sequence[Any]], Any]:
+    """Leaves -> output structure. `counters`: of its caches, or empty."""
+    if "transformers.cache_utils" in sys.modules and has_kind(spec, lambda kind: kind is _cache_class()):
+        return functools.partial(_unflatten, spec, counters)
+    return packer(spec)
 
 
 def check_cache(container: Any) -> None:

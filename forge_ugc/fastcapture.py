@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, Kind, Node, Output, Ref, capture_export
 from .capturing import capturing
-from .containers import Watch
+from .containers import Watch, counters_of
 from .residue import evict, holders
 from .signature import Signature
 from .state import Slot, made_of_tensors, parts_of
@@ -223,6 +223,7 @@ def _record(
             raise recorder.failure or Unsupported(f"{type(error).__name__}: {str(error)[:200]}") from error
         del args, kwargs
     leaves, out_spec = pytree.tree_flatten(result)
+    counters = watch.counters if watch.active else counters_of(result)
     values = [_output(recorder, leaf) for leaf in leaves]
     del leaves, result
     if recorder.failure is not None:
@@ -244,6 +245,7 @@ def _record(
         sum(node.kind is Kind.CALL for node in nodes),
         recorded=True,
         fixed=list(fixed.values()),
+        counters=counters,
     )
     if watch.active:
         captured.outputs, captured.out_spec, captured.containers = watch.split(outputs)

@@ -250,13 +250,14 @@ def packer(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
         if spec.type is dict:
             keys = list(spec.context)
             return lambda leaves: dict(zip(keys, leaves, strict=True))
-    if _has_size(spec):
+    if has_kind(spec, lambda kind: kind is torch.Size):
         return lambda leaves: _unflatten(spec, iter(leaves))
     return lambda leaves: pytree.tree_unflatten(leaves, spec)
 
 
-def _has_size(spec: pytree.TreeSpec) -> bool:
-    return not spec.is_leaf() and (spec.type is torch.Size or any(map(_has_size, children(spec))))
+def has_kind(spec: pytree.TreeSpec, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a container in it is of a wanted class."""
+    return not spec.is_leaf() and (wanted(spec.type) or any(has_kind(child, wanted) for child in children(spec)))
 
 
 def _unflatten(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:

@@ -224,3 +224,45 @@ def test_an_encoder_and_a_decoder_compile_as_they_are_called():
         forge(**step(given.cache)).logits, model(**step(expected.cache)).logits, atol=2e-5, rtol=1e-4
     )
     assert given.cache.get_seq_length() == expected.cache.get_seq_length() == 5
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral"])
+def test_a_returned_cache_holds_the_results_themselves(name, capture):
+    # Mistral's layers slide: they keep some of the keys, and count all of them
+    model = model_of(name, **({"sliding_window": 5} if name == "Mistral" else {}))
+    ids = prompts([9])["input_ids"]
+    compiled = forge_ugc.compile(model, (ids,), device="cpu", capture=capture)
+    outs = []
+    for _ in range(3):
+        with torch.profiler.profile() as seen:
+            outs.append(compiled(ids))
+        assert "aten::cat" not in {event.key for event in seen.key_averages()}
+    with torch.no_grad():
+        want = model(ids)
+    kept = [[t for layer in out.past_key_values.layers for t in (layer.keys, layer.values)] for out in (*outs, want)]
+    for tensors in kept[:-1]:
+        torch.testing.assert_close(tensors, kept[-1], atol=2e-5, rtol=2e-5)
+    assert [layer.get_seq_length() for layer in outs[0].past_key_values.layers] == [9, 9]
+    assert len({t.untyped_storage().data_ptr() for tensors in kept[:-1] for t in tensors}) == 3 * len(kept[0])
+    with torch.no_grad():  # it grows as eager's does
+        after = [model(ids[:, :1], past_key_values=out.past_key_values).logits for out in (outs[0], want)]
+    torch.testing.assert_close(*after, atol=2e-4, rtol=2e-4)
+
+
+def test_a_cache_that_grows_holds_the_results_themselves():
+    model = model_of("Llama")
+    ids = prompts([6])["input_ids"]
+    with torch.no_grad():
+        caches = [model(ids).past_key_values for _ in range(3)]
+    step = dict(use_cache=True, logits_to_keep=1)
+    compiled = forge_ugc.compile(model, (ids[:, :1],), {"past_key_values": caches[0], **step}, device="cpu")
+    compiled(ids[:, :1], past_key_values=caches[0], **step)
+    with torch.profiler.profile() as seen:
+        got = compiled(ids[:, :1], past_key_values=caches[1], **step).logits
+    assert "aten::cat" not in {event.key for event in seen.key_averages()}
+    with torch.no_grad():
+        want = model(ids[:, :1], past_key_values=caches[2], **step).logits
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=2e-4)
+    for mine, eager in zip(caches[1].layers, caches[2].layers, strict=True):
+        torch.testing.assert_close((mine.keys, mine.values), (eager.keys, eager.values), atol=2e-5, rtol=2e-5)
