@@ -347,7 +347,7 @@ static void run_one(const Gemm *g, const void *plan, int64_t batch, Pool *pool, 
             for (int t = 0; t < pool_threads(pool) && (job.panel == 0 || g->m > chunk_rows); t++)
                 *(int64_t *)(void *)(job.own + t * p->own) = -1;
             /* with one block of rows: panels in twos, as many at once as a group has */
-            job.part_panels = job.row_blocks == 1 ? min_i64(2, p->group) : p->group;
+            job.part_panels = job.row_blocks == 1 ? 2 : p->group;
             int64_t parts = (job.panels + job.part_panels - 1) / job.part_panels * job.row_blocks;
             pool_run_ranges(pool, parts, p->group / job.part_panels, compute, &job);
         }

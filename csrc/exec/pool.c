@@ -44,6 +44,7 @@ struct Pool {
     void *arg;
     int64_t parts, most; /* most: of a call of the body */
     int64_t unit;        /* parts that are taken together, 1 but for numbers beyond 32 bits */
+    uint32_t at_once;    /* units that a thread takes at most */
     Range *ranges;       /* of each thread */
     _Alignas(64) _Atomic uint64_t state;
 };
@@ -115,10 +116,7 @@ static Units take_units(Range *range, uint32_t most, bool last) {
 }
 
 static Units next_units(Pool *pool, int thread) {
-    uint32_t at_once = pool->most / pool->unit < 1            ? 1
-                       : pool->most / pool->unit < UINT32_MAX ? (uint32_t)(pool->most / pool->unit)
-                                                              : UINT32_MAX;
-    Units units = take_units(&pool->ranges[thread], at_once, false);
+    Units units = take_units(&pool->ranges[thread], pool->at_once, false);
     while (units.count == 0) {
         uint32_t most = 0;
         Range *longest = NULL;
@@ -127,7 +125,7 @@ static Units next_units(Pool *pool, int thread) {
             if (size > most) most = size, longest = &pool->ranges[t];
         }
         if (!longest) break;
-        units = take_units(longest, at_once, true);
+        units = take_units(longest, pool->at_once, true);
     }
     return units;
 }
@@ -150,6 +148,8 @@ static void take_parts(Pool *pool, int thread) {
 static void share_out(Pool *pool, int64_t parts) {
     pool->parts = parts;
     pool->unit = parts / UINT32_MAX + 1;
+    int64_t whole = pool->most / pool->unit;
+    pool->at_once = whole < 1 ? 1 : whole < UINT32_MAX ? (uint32_t)whole : UINT32_MAX;
     int64_t units = (parts + pool->unit - 1) / pool->unit, threads = pool->n_workers + 1;
     for (int64_t t = 0; t < pool->threads; t++) {
         uint64_t first = t < threads ? (uint64_t)(units * t / threads) : 0;
