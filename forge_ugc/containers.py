@@ -254,17 +254,17 @@ def _caches(tree: Any) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_cache) if _is_cache(leaf)]
 
 
+def _counter(layer: Any) -> int | None:
+    """The positions that a layer has seen, where it keeps the keys of fewer (a sliding window); else None."""
+    length, keys = getattr(layer, "cumulative_length", None), getattr(layer, "keys", None)
+    if type(length) is not int or not isinstance(keys, torch.Tensor) or type(keys.shape[-2]) is not int:
+        return None
+    return length if length != keys.shape[-2] else None
+
+
 def counters_of(result: Any) -> list[list[int | None]]:
-    """Of each cache in a result the positions that its layers have seen, where they keep the keys of fewer (sliding
-    windows): Python state that pytrees do not carry. Empty: there is none."""
-
-    def counter(layer: Any) -> int | None:
-        length, keys = getattr(layer, "cumulative_length", None), getattr(layer, "keys", None)
-        if type(length) is not int or not isinstance(keys, torch.Tensor) or type(keys.shape[-2]) is not int:
-            return None
-        return length if length != keys.shape[-2] else None
-
-    counters = [[counter(layer) for layer in cache.layers] for cache in _caches(result)]
+    """Of each cache in a result the counters of its layers: Python state that pytrees do not carry. Empty: none."""
+    counters = [[_counter(layer) for layer in cache.layers] for cache in _caches(result)]
     return counters if any(n is not None for layers in counters for n in layers) else []
 
 
@@ -312,13 +312,11 @@ def check_cache(container: Any) -> None:
     """A sliding-window layer's position counter is Python state that pytrees do not carry; refuse where it matters."""
     if not _is_cache(container):
         return
-    for layer in container.layers:
-        length, keys = getattr(layer, "cumulative_length", None), getattr(layer, "keys", None)
-        if isinstance(length, int) and keys is not None and length != keys.shape[-2]:
-            raise CompileError(
-                "a sliding-window cache that has already dropped keys cannot be passed: its position is a Python "
-                "number that the compiled program would freeze"
-            )
+    if any(_counter(layer) is not None for layer in container.layers):
+        raise CompileError(
+            "a sliding-window cache that has already dropped keys cannot be passed: its position is a Python "
+            "number that the compiled program would freeze"
+        )
 
 
 def _assign(old: Any, new: Any, lengths: list[int | None]) -> None:
